@@ -28,6 +28,7 @@ from flows.cli.history import history
 from flows.cli.home import backup, migrate, prune, restore
 from flows.cli.init import init
 from flows.cli.keys import keys
+from flows.cli.learn import learn
 from flows.cli.plants import plants
 from flows.cli.policy import policy
 from flows.cli.report import report
@@ -47,6 +48,7 @@ PANELS: dict[str, list[Callable[..., None]]] = {
     "data": [init, check, generate, ingest, validate, export],
     "models": [
         tune,
+        learn,
         train,
         retrain,
         members,

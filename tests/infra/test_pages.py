@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import history, pages, summary, training
+from benchmarks import history, learn_study, pages, summary, training
 from benchmarks.calibration import drift
 from benchmarks.cartpole import __main__ as cartpole
 from benchmarks.chaos import __main__ as chaos
@@ -40,6 +40,7 @@ WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
     "cartpole": (cartpole.PAGE, lambda: cartpole.page(_read(cartpole.RESULTS))),
     "chaos": (chaos.PAGE, _chaos),
     "data": (summary.PAGE, summary.page),
+    "learn": (learn_study.PAGE, lambda: learn_study.page(learn_study.kept())),
     "drift": (drift.PAGE, lambda: drift.page(drift.Results.model_validate(_read(drift.RESULTS)).rows)),
     "history": (history.PAGE, lambda: history.page(_read(history.RESULTS))),
     "identify": (reactors.PAGE, lambda: reactors.page(dict(_read(reactors.RESULTS)))),

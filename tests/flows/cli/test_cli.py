@@ -33,7 +33,7 @@ COMMANDS = {
     *("up", "down", "status", "doctor", "init", "generate", "ingest", "validate", "export", "train"),
     *("retrain", "check", "candidates", "approve", "reject", "withdraw", "rollback", "monitor", "shadow", "extend"),
     *("history", "report", "backup", "restore", "migrate", "prune", "bom", "watch", "metrics", "serve"),
-    *("register", "members", "tune"),
+    *("register", "members", "tune", "learn"),
 }
 
 

@@ -1,0 +1,64 @@
+"""Command `neorl learn`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli.common import AsJson, ConfigFile, emit, keep_compiled, show_table
+
+
+def learn(
+    config: ConfigFile,
+    updates: Annotated[int, typer.Option(help="Gradient steps, each on 64 new episodes.", min=1)] = 1_000,
+    protected: Annotated[int, typer.Option(help="Gradient steps at the end that run behind the shield.", min=1)] = 500,
+    margin: Annotated[
+        float, typer.Option(help="Margin below which a step costs points, as a share of the limit's range.", min=0.001)
+    ] = 0.15,
+    seed: Annotated[int, typer.Option(help="Random seed of the policy.", min=0)] = 0,
+    out: Annotated[Path | None, typer.Option(help="Output folder; by default PLANT-learned.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn a policy in a run's simulator, without logs, gates, certificate or servers.
+
+    The simulator must be smooth: the return of an episode is differentiated by the weights of the policy. The policy
+    starts as a copy of the plant's controller, and learns over the run's operating domain, at the end behind the run's
+    shield. New episodes then compare the policy with the plant's controller.
+
+    Example: neorl learn configs/chemical_reactor.yaml
+    """
+    keep_compiled(create_home=True)
+    from neorl_core.online.analytic_gradient import Config
+    from tasks.learning import check_updates
+    from tasks.learning import learn as in_simulator
+    from tasks.models.plants.opening import open_run
+    from tasks.progress import StageProgress
+
+    settings = Config(updates=updates, protected_updates=protected, margin=margin)
+    check_updates(settings)
+    run = open_run(config)
+    with StageProgress("learn") as progress:
+        found = in_simulator(run, out or Path(f"{run.plant}-learned"), seed, settings, progress)
+    if as_json:
+        controllers = {
+            who: each._asdict() | {"gain": each.gain and each.gain._asdict()} for who, each in found.controllers.items()
+        }
+        about = found._asdict() | {"folder": str(found.folder), "controllers": controllers, "better": found.better}
+        emit(about, True)
+        return
+    rows = [
+        (
+            who,
+            f"{each.score:.2f}",
+            f"{each.gain.value:+.2f} [{each.gain.lower:+.2f}, {each.gain.upper:+.2f}]" if each.gain else "",
+            each.violations,
+        )
+        for who, each in found.controllers.items()
+    ]
+    columns = ("controller", "score", "gain, 95 % interval", f"episodes of {found.episodes:,} beyond a limit")
+    show_table(columns, rows)
+    print(f"\nthe fallback took over {found.taken_over:.1%} of the steps; trained in {found.seconds:.0f} s")
+    print(f"bundle and picture: {found.folder}, SHA-256 {found.digest}")
+    print("next: docs/how-to/run-a-champion.md runs the bundle; 'neorl retrain' learns from logs and certifies")

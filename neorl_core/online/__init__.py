@@ -1,0 +1,1 @@
+"""Learners that learn in a simulator, instead of from logs."""

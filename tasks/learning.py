@@ -1,0 +1,161 @@
+"""Learn a policy in a run's simulator by analytic gradients, and compare it with the plant's controller."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+
+from configs.errors import BadInput, Refused
+from configs.run import OpenedRun
+from neorl_core.networks import Policy
+from neorl_core.online.analytic_gradient import Config, Setting, init, make_chunk, observe
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.bounds import Interval, paired_difference_interval
+from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
+from neorl_core.types import Controller, Params, Plant
+from tasks.models.bundles.bundle import save_bundle
+from tasks.models.plants.known import plant_of
+from tasks.pictures.trajectories import draw_plant
+from tasks.simulate import domain_of, score
+from tasks.training.shielding import shield_of
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
+
+EPISODES = 2_048
+"""New episodes on which the policy and the plant's controller are compared."""
+CHUNK = 50
+"""Updates in one call of the compiled program."""
+LEAST_FINITE = 0.5
+"""Smallest share of episodes with a finite gradient."""
+CONTROLLER, SHIELDED, BARE = "plant controller", "policy behind the shield", "policy without the shield"
+
+
+class Compared(NamedTuple):
+    """Result of a controller on the new episodes."""
+
+    score: float
+    violations: int
+    gain: Interval | None
+    """95 % interval of the paired gain over the plant's controller, in points; None for the controller itself."""
+
+
+class Learned(NamedTuple):
+    """A policy that was learned in a simulator."""
+
+    plant: str
+    digest: str
+    folder: Path
+    controllers: dict[str, Compared]
+    taken_over: float
+    """Share of the steps in which the shield's fallback acted."""
+    episodes: int
+    seconds: float
+    """Time of the training, with compilation."""
+
+    @property
+    def better(self) -> bool:
+        """Whether the policy behind the shield gains for certain and violates no more often."""
+        shielded, controller = self.controllers[SHIELDED], self.controllers[CONTROLLER]
+        return bool(shielded.gain and shielded.gain.lower > 0 and shielded.violations <= controller.violations)
+
+
+def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Report | None = None) -> Learned:
+    """Learn a policy over the run's operating domain, store it behind the run's shield, and compare it.
+
+    The policy first imitates the plant's controller. The last updates run the policy behind the shield.
+
+    Args:
+        folder: new folder for the bundle and the picture.
+        seed: determines the policy.
+
+    Raises:
+        BadInput: if the folder exists, or the shield's settings are wrong.
+        Refused: if the plant has no simulator, its action is discrete, or its simulator has no useful gradients.
+    """
+    known = plant_of(run)
+    plant = known.simulator()
+    if plant.spec.choices is not None:
+        raise Refused(
+            f"the action of {known.name} is one of {len(plant.spec.choices)} choices, which has no gradient: learn "
+            "from logs with 'neorl retrain'"
+        )
+    if folder.exists():
+        raise BadInput(f"{folder} exists: name another folder with --out, or remove it")
+    plant = plant._replace(domain=domain_of(plant, run))
+    shield, started = shield_of(plant.spec, run.shield), time.monotonic()
+    observing, starting, comparing = jax.random.split(jax.random.key(seed), 3)
+    observed = observe(plant, observing)
+    setting = Setting(plant, shield, observed.normaliser, config)
+    state, done = init(starting, setting, observed), 0
+    for updates, protected in ((config.updates - config.protected_updates, False), (config.protected_updates, True)):
+        chunk, end = make_chunk(setting, CHUNK, protected), done + updates
+        while done < end:
+            state, metrics = chunk(state)
+            done += CHUNK
+            _check(known.name, {name: float(value) for name, value in metrics.items()})
+            if progress:
+                progress(done, config.updates, "updates")
+    policy = Policy(state.actor, observed.normaliser)
+    jax.block_until_ready(policy)  # type: ignore[no-untyped-call]
+    seconds = time.monotonic() - started
+    composite = make_composite(plant, policy, shield)
+    shielded = composite_controller(plant)
+    controllers: dict[str, tuple[Controller, Params]] = {
+        CONTROLLER: (plant.fallback, plant.fallback_params),
+        SHIELDED: (shielded, composite),
+        BARE: (bare_controller(plant), policy),
+    }
+    compared, taken_over = _compared(plant, controllers, comparing)
+    digest = save_bundle(folder, composite, known)
+    shown = {"learned": (shielded, composite), CONTROLLER: controllers[CONTROLLER]}
+    draw_plant(plant, folder / "episode.png", seed, 1, shown)
+    return Learned(known.name, digest, folder, compared, taken_over, EPISODES, seconds)
+
+
+def check_updates(config: Config) -> None:
+    """Check that both phases consist of whole chunks.
+
+    Raises:
+        BadInput: if they do not.
+    """
+    for name, value in (("updates", config.updates), ("protected updates", config.protected_updates)):
+        if value % CHUNK or value < CHUNK:
+            raise BadInput(f"the number of {name} must be a multiple of {CHUNK}, got {value}: round it")
+    if config.protected_updates > config.updates:
+        raise BadInput(f"{config.protected_updates} of {config.updates} updates cannot be protected: take fewer")
+
+
+def _check(plant: str, metrics: dict[str, float]) -> None:
+    """Check that the simulator's gradients are of use."""
+    if metrics["finite"] < LEAST_FINITE:
+        raise Refused(
+            f"only {metrics['finite']:.0%} of the episodes of {plant} have a finite gradient: make the simulator "
+            "smooth, or learn from logs with 'neorl retrain'"
+        )
+    if metrics["gradient"] == 0.0:
+        raise Refused(
+            f"the gradient of the return of {plant} by the actions is 0, as after rounding: make the simulator "
+            "smooth, or learn from logs with 'neorl retrain'"
+        )
+
+
+def _compared(
+    plant: Plant, controllers: dict[str, tuple[Controller, Params]], key: jax.Array
+) -> tuple[dict[str, Compared], float]:
+    """Run all controllers on the same new episodes; also return the share of steps that the fallback took over."""
+    keys, taken_over = jax.random.split(key, EPISODES), 0.0
+    points: dict[str, np.ndarray] = {}
+    found: dict[str, Compared] = {}
+    for who, (controller, params) in controllers.items():
+        result = rollouts(plant, controller, params, keys, plant.domain, trace=who == SHIELDED)
+        points[who] = np.asarray([score(plant.spec, ret) for ret in np.asarray(result.ret, np.float64)])
+        if result.trajectory is not None:
+            taken_over = float(np.sum(result.trajectory.handed_over) / np.sum(result.length))
+        gain = None if who == CONTROLLER else paired_difference_interval(points[who], points[CONTROLLER])
+        found[who] = Compared(float(points[who].mean()), int(np.sum(result.violated)), gain)
+    return found, taken_over

@@ -1,0 +1,153 @@
+"""Analytic policy gradient: against finite differences, the optimal linear controller, and by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.online.analytic_gradient import (
+    Config,
+    Setting,
+    bounded_mean,
+    init,
+    loss,
+    make_chunk,
+    observe,
+)
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import rollouts
+from neorl_core.safety.composite import bare_controller
+from neorl_core.safety.shield import default_shield
+from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+
+SMOOTH = ("hvac_control", "steel_annealing", "chemical_reactor", "double_mass", "water_treatment", "power_grid")
+DECAY, INPUT, WEIGHT, HORIZON = 0.95, 0.4, 0.1, 60
+"""x' = DECAY x + INPUT u + noise; reward −(x² + WEIGHT u²)."""
+
+
+def _step(key: Any, state: Any, action: Any, params: Any) -> tuple[Any, Timestep]:
+    x, t = state
+    following = DECAY * x + INPUT * action + 0.05 * jax.random.normal(key, (1,))
+    reward = -(jnp.sum(x**2) + WEIGHT * jnp.sum(action**2))
+    margins = 50.0 - jnp.abs(following)
+    return (following, t + 1), Timestep(following, reward, margins, jnp.asarray(False), t + 1 >= HORIZON)
+
+
+IDLE = Controller(lambda p, o: (), lambda p, s, o, a: (s, -0.5 * o))
+LINEAR = Plant(
+    spec=PlantSpec(
+        name="linear",
+        observation=Space(("x",), ("1",), (-50.0,), (50.0,)),
+        action=Space(("u",), ("1",), (-4.0,), (4.0,)),
+        constraints=(Constraint("x", "1", -50.0, 50.0),),
+        dt=1.0,
+        time_unit="s",
+        horizon=HORIZON,
+        score_range=(-100.0, 0.0),
+    ),
+    params=(),
+    domain=(),
+    sample_params=lambda key, domain: (),
+    reset=lambda key, params: (
+        (start := jax.random.uniform(key, (1,), minval=-2.0, maxval=2.0), jnp.asarray(0)),
+        start,
+    ),
+    step=_step,
+    predict=lambda o, a, p: (DECAY * o + INPUT * a, 50.0 - jnp.abs(o)),
+    applied=jnp.zeros_like,
+    fallback=IDLE,
+    fallback_params=(),
+)
+
+
+def riccati_gain() -> float:
+    """Return the optimal gain of the infinite horizon, by iteration of the scalar Riccati equation."""
+    p = 1.0
+    for _ in range(500):
+        gain = INPUT * p * DECAY / (WEIGHT + INPUT**2 * p)
+        p = 1.0 + DECAY**2 * p - DECAY * INPUT * p * gain
+    return gain
+
+
+def setting(plant: Plant, **changes: Any) -> tuple[Setting, Any]:
+    config = Config()._replace(**changes)
+    observed = observe(plant, jax.random.key(9))
+    found = Setting(plant, default_shield(plant.spec), observed.normaliser, config)
+    return found, init(jax.random.key(0), found, observed)
+
+
+@pytest.mark.slow
+def test_the_learned_policy_is_the_optimal_linear_controller() -> None:
+    found, state = setting(LINEAR, updates=400, protected_updates=0, episodes=32)
+    state, _ = make_chunk(found, 400, protected=False)(state)
+    keys = jax.random.split(jax.random.key(5), 256)
+    learned = rollouts(LINEAR, bare_controller(LINEAR), Policy(state.actor, found.normaliser), keys, ()).ret
+    gain = riccati_gain()
+    best = Controller(lambda p, o: (), lambda p, s, o, a: (s, -gain * o))
+    optimal, start = (rollouts(LINEAR, c, (), keys, ()).ret for c in (best, IDLE))
+    assert float(jnp.mean(learned - start)) > 0
+    assert float(jnp.mean(optimal - learned)) < 0.02 * float(jnp.mean(-optimal))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_equal_finite_differences(name: str, protected: bool) -> None:
+    found, state = setting(PLANTS[name])
+    narrow = jax.tree.map(np.asarray, (state.actor, found.normaliser, found.shield))
+    with jax.enable_x64(True):
+        wide, normaliser, shield = jax.tree.map(
+            lambda x: jnp.asarray(x, jnp.float64 if x.dtype == np.float32 else x.dtype), narrow
+        )
+        found = found._replace(normaliser=normaliser, shield=shield)
+        leaves, tree = jax.tree.flatten(wide)
+        keys = jax.random.split(jax.random.key(3), len(leaves))
+        along = tree.unflatten([jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
+
+        @jax.jit
+        def at(shift: Any) -> Any:
+            actor = jax.tree.map(lambda x, d: x + shift * d, wide, along)
+            return loss(actor, found, jax.random.key(11), protected)[0]
+
+        # Small enough to stay between two switch positions of the feeder.
+        slope, size = float(jax.jit(jax.grad(at))(0.0)), 1e-8
+        expected = float(at(size) - at(-size)) / (2 * size)
+    assert abs(slope) > 1e-3
+    assert slope == pytest.approx(expected, rel=1e-4)
+
+
+def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
+    gradients = {"a": jnp.array([[3.0, 0.0], [0.0, 4.0], [300.0, 400.0], [jnp.nan, 1.0], [jnp.inf, 0.0]])}
+    # Norms 3, 4, 500; the median is 4, so the third becomes (2.4, 3.2).
+    mean, finite = bounded_mean(gradients)
+    np.testing.assert_allclose(mean["a"], [(3.0 + 2.4) / 5, (4.0 + 3.2) / 5], rtol=1e-6)
+    assert float(finite) == pytest.approx(0.6)
+
+
+def test_a_run_in_parts_gives_the_same_bits() -> None:
+    found, state = setting(LINEAR, updates=4, episodes=4)
+    chunk = make_chunk(found, 2, protected=True)
+    once, _ = chunk(chunk(state)[0])
+    stored = jax.tree.map(np.asarray, chunk(state)[0])
+    again, _ = chunk(jax.tree.map(jnp.asarray, stored))
+    for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(again.step) == 4
+    # A second seed shares the program.
+    assert make_chunk(found, 2, protected=True).func is chunk.func
+    assert chunk.func._cache_size() == 1
+
+
+def test_the_first_actor_imitates_the_plants_controller() -> None:
+    found, state = setting(LINEAR)
+    observation = jnp.linspace(-2.0, 2.0, 9)[:, None]
+    policy = Policy(state.actor, found.normaliser)
+    controller = bare_controller(LINEAR)
+    actions = jax.vmap(lambda o: controller.act(policy, (), o, jnp.zeros(1))[1])(observation)
+    np.testing.assert_allclose(actions, -0.5 * observation, atol=0.08)
+    assert isinstance(found.normaliser, Normaliser)
