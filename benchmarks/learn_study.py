@@ -88,12 +88,13 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Does a policy that learns in the simulator beat the tuned controller?",
         f"Behind the shield it gains for certain on {pages.listed(better)}, and not on {pages.listed(worse)}. The "
         f"95 % upper bound of the violation probability is at most {bound:.1e}.",
-        f"`make learn-study` runs `neorl learn` with its defaults and {SEEDS} seeds on every plant.",
+        f"`make learn-study` runs `neorl learn` with its defaults and {SEEDS} seeds on {len(rows)} plants.",
         pages.wrap(
             f"Gains are in points of score on {EPISODES:,} new episodes a seed, paired with the tuned controller, over "
             "the plant's operating domain. Their intervals are over seeds. *Violations*: episodes beyond a limit, of "
             "all seeds, for the policy behind the shield, the bare policy and the tuned controller. *Taken over*: "
-            "share of the steps in which the shield's fallback acts. Only the first seed compiles."
+            "share of the steps in which the shield's fallback acts. Only the first seed compiles; training times are "
+            "those of the others."
         ),
         pages.table(
             (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ from tasks.models.plants.known import plant_of
 from tasks.pictures.trajectories import draw_plant
 from tasks.simulate import domain_of, score
 from tasks.training.shielding import shield_of
+from tasks.tuning import check_returns, prefers
 
 if TYPE_CHECKING:
     from tasks.progress import Report
@@ -59,9 +62,10 @@ class Learned(NamedTuple):
 
     @property
     def better(self) -> bool:
-        """Whether the policy behind the shield gains for certain and violates no more often."""
+        """Whether the policy behind the shield is better than the plant's controller, by `prefers`."""
         shielded, controller = self.controllers[SHIELDED], self.controllers[CONTROLLER]
-        return bool(shielded.gain and shielded.gain.lower > 0 and shielded.violations <= controller.violations)
+        assert shielded.gain is not None
+        return prefers(shielded.gain, shielded.violations, controller.violations, self.episodes)
 
 
 def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Report | None = None) -> Learned:
@@ -75,7 +79,8 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
 
     Raises:
         BadInput: if the folder exists, or the shield's settings are wrong.
-        Refused: if the plant has no simulator, its action is discrete, or its simulator has no useful gradients.
+        Refused: if the plant has no simulator, its action is discrete, its simulator has no useful gradients, or a
+            return is not finite.
     """
     known = plant_of(run)
     plant = known.simulator()
@@ -86,11 +91,15 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
         )
     if folder.exists():
         raise BadInput(f"{folder} exists: name another folder with --out, or remove it")
+    if not folder.parent.is_dir() or not os.access(folder.parent, os.W_OK):
+        raise BadInput(f"cannot write {folder}: name a folder in an existing folder that you may write")
     plant = plant._replace(domain=domain_of(plant, run))
     shield, started = shield_of(plant.spec, run.shield), time.monotonic()
     observing, starting, comparing = jax.random.split(jax.random.key(seed), 3)
     observed = observe(plant, observing)
     setting = Setting(plant, shield, observed.normaliser, config)
+    before = rollouts(plant, plant.fallback, plant.fallback_params, jax.random.split(comparing, EPISODES), plant.domain)
+    check_returns(known.name, before.ret)
     state, done = init(starting, setting, observed), 0
     for updates, protected in ((config.updates - config.protected_updates, False), (config.protected_updates, True)):
         chunk, end = make_chunk(setting, CHUNK, protected), done + updates
@@ -111,9 +120,11 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
         BARE: (bare_controller(plant), policy),
     }
     compared, taken_over = _compared(plant, controllers, comparing)
-    digest = save_bundle(folder, composite, known)
     shown = {"learned": (shielded, composite), CONTROLLER: controllers[CONTROLLER]}
-    draw_plant(plant, folder / "episode.png", seed, 1, shown)
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
+        digest = save_bundle(Path(staging) / "bundle", composite, known)
+        draw_plant(plant, Path(staging) / "bundle" / "episode.png", seed, 1, shown)
+        os.rename(Path(staging) / "bundle", folder)
     return Learned(known.name, digest, folder, compared, taken_over, EPISODES, seconds)
 
 
@@ -153,6 +164,7 @@ def _compared(
     found: dict[str, Compared] = {}
     for who, (controller, params) in controllers.items():
         result = rollouts(plant, controller, params, keys, plant.domain, trace=who == SHIELDED)
+        check_returns(plant.spec.name, result.ret)
         points[who] = np.asarray([score(plant.spec, ret) for ret in np.asarray(result.ret, np.float64)])
         if result.trajectory is not None:
             taken_over = float(np.sum(result.trajectory.handed_over) / np.sum(result.length))

@@ -9,15 +9,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from configs.code import UserCode
-from configs.errors import BadInput, Refused, nearest
+from configs.errors import BadInput, Refused, nearest, printable
 from neorl_core.control.search import Effort, Space, judge, search
-from neorl_core.safety.bounds import Interval, paired_difference_interval
-from neorl_core.types import Params, Plant
+from neorl_core.safety.bounds import (
+    Interval,
+    clopper_pearson_lower,
+    clopper_pearson_upper,
+    paired_difference_interval,
+)
+from neorl_core.types import Params
 from tasks.models.plants.known import KnownPlant
 from tasks.models.user_code.loading import import_code, tree_of
 from tasks.simulate import score
@@ -34,6 +38,8 @@ DIGITS = 4
 """Significant digits of tuned parameters. The rounded parameters are the ones that are compared."""
 SUGGESTED = 5.0
 """Ratio of the ends of suggested ranges to the present value."""
+MOST_SUGGESTED = 3
+LARGEST = float(np.finfo(np.float32).max)
 
 
 class Parameter(NamedTuple):
@@ -46,9 +52,11 @@ class Parameter(NamedTuple):
     tuned: float
 
     @property
-    def at_end(self) -> bool:
-        """Whether the tuned number is within 1 % of an end of its range, so that a wider range may be better."""
-        return min(self.tuned - self.low, self.high - self.tuned) <= 0.01 * (self.high - self.low)
+    def remark(self) -> str:
+        """Text for a number at an end of its range, where a wider range may be better, and for one outside."""
+        at_end = min(self.tuned - self.low, self.high - self.tuned) <= 0.01 * (self.high - self.low)
+        outside = not self.low <= self.now <= self.high
+        return ", ".join(["now outside the range"] * outside + ["tuned at the end of the range"] * at_end)
 
 
 class Tuned(NamedTuple):
@@ -68,15 +76,28 @@ class Tuned(NamedTuple):
 
     @property
     def better(self) -> bool:
-        """Whether the gain is certain and costs no violation."""
-        return self.gain.lower > 0 and self.violations[1] <= self.violations[0]
+        """Whether the tuned parameters violate less for certain, or gain for certain and violate no more."""
+        return prefers(self.gain, self.violations[1], self.violations[0], self.episodes)
+
+
+def prefers(gain: Interval, ours: int, theirs: int, episodes: int) -> bool:
+    """Return whether a controller is better: it violates less for certain, or gains for certain and violates no more.
+
+    Args:
+        gain: interval of our gain.
+        ours: our episodes beyond a limit.
+        theirs: episodes beyond a limit of the controller to replace.
+        episodes: episodes of each.
+    """
+    safer = clopper_pearson_upper(ours, episodes, 0.025) < clopper_pearson_lower(theirs, episodes, 0.025)
+    return safer or (gain.lower > 0 and ours <= theirs)
 
 
 def declared_space(known: KnownPlant) -> tuple[Space, npt.NDArray[np.float64]]:
     """Return the search space that a plant's file declares, and the present numbers (n,).
 
-    A key of `TUNABLE` names a number, such as `kp` or `loop.kp`, one element of an array, such as `gain[0,1]`, or a
-    whole array or tuple, whose elements then have the same range.
+    A key of `TUNABLE` names a number of `fallback_params`, such as `kp`, `loop.kp` or `gain[0][1]`, or a whole tuple,
+    whose numbers then have the same range.
 
     Raises:
         BadInput: if the file declares no ranges or wrong ones.
@@ -89,19 +110,19 @@ def declared_space(known: KnownPlant) -> tuple[Space, npt.NDArray[np.float64]]:
         )
     module, place = import_code(known.source), str(tree_of(known.source).file(known.source.module))
     numbers = _numbers(plant.fallback_params)
-    ranges = _ranges(module, place, numbers)
+    ranges = _ranges(module, place, {name: value for name, (_, value) in numbers.items()})
     names = tuple(ranges)
     leaves, shape = jax.tree.flatten(plant.fallback_params)
-    targets = [numbers[name] for name in names]
+    targets = [numbers[name][0] for name in names]
 
     def build(values: Any) -> Params:
-        changed: list[Any] = list(leaves)
-        for value, (leaf, index, _) in zip(values, targets, strict=True):
-            changed[leaf] = jnp.asarray(changed[leaf]).at[index].set(value) if index else value
+        changed = list(leaves)
+        for leaf, value in zip(targets, values, strict=True):
+            changed[leaf] = value
         return jax.tree.unflatten(shape, changed)
 
     low, high = zip(*ranges.values(), strict=True)
-    return Space(names, low, high, build), np.asarray([value for _, _, value in targets])
+    return Space(names, low, high, build), np.asarray([numbers[name][1] for name in names])
 
 
 def tune(known: KnownPlant, seed: int, progress: Report | None = None, effort: Effort = EFFORT) -> Tuned:
@@ -111,26 +132,28 @@ def tune(known: KnownPlant, seed: int, progress: Report | None = None, effort: E
 
     Raises:
         BadInput: if the plant's file declares no ranges or wrong ones.
-        Refused: if the plant is not a file or package of a user.
+        Refused: if the plant is not a file or package of a user, or a return is not a number.
     """
     space, now = declared_space(known)
-    # JAX compiles by the plant's hash, and arrays in unused parameters would have none.
     plant = known.simulator()
-    bare: Plant = plant._replace(fallback_params=(), found_params=None, reference=None, reference_params=None)
     searched, compared = jax.random.split(jax.random.key(seed))
+    before = judge(plant, plant.fallback, space, now, compared, EPISODES)[0]
+    check_returns(known.name, before.returns)
 
     def report(done: int, total: int) -> None:
         if progress:
             progress(done, total, "episodes")
 
-    best = search(bare, plant.fallback, space, searched, effort, report=report)
-    numbers = np.asarray([float(f"{x:.{DIGITS}g}") for x in best.numbers])
-    before, after = judge(bare, plant.fallback, space, [now, numbers], compared, EPISODES)
+    best = search(plant, plant.fallback, space, searched, effort, report=report)
+    rounded = np.asarray([float(f"{x:.{DIGITS}g}") for x in best.numbers])
+    numbers = np.clip(rounded, space.low, space.high)
+    after = judge(plant, plant.fallback, space, numbers, compared, EPISODES)[0]
+    check_returns(known.name, after.returns)
     points = [np.asarray([score(plant.spec, float(each)) for each in found.returns]) for found in (before, after)]
     return Tuned(
         plant=known.name,
         parameters=tuple(map(Parameter, space.names, space.low, space.high, now.tolist(), numbers.tolist())),
-        params=space.params(jnp.asarray(numbers, jnp.float32)),
+        params=space.params(numbers.tolist()),
         scores=(float(points[0].mean()), float(points[1].mean())),
         gain=paired_difference_interval(points[1], points[0]),
         violations=(int(before.violated.sum()), int(after.violated.sum())),
@@ -138,22 +161,30 @@ def tune(known: KnownPlant, seed: int, progress: Report | None = None, effort: E
     )
 
 
-def _numbers(params: Params) -> dict[str, tuple[int, tuple[int, ...], float]]:
-    """Return each floating-point number in a controller's parameters by name: its leaf, its index and its value."""
-    found: dict[str, tuple[int, tuple[int, ...], float]] = {}
+def check_returns(plant: str, returns: npt.ArrayLike) -> None:
+    """Check that all returns are finite.
+
+    Raises:
+        Refused: if one is not.
+    """
+    wrong = int(np.sum(~np.isfinite(returns)))
+    if wrong:
+        raise Refused(
+            f"the return of {wrong:,} of {np.size(returns):,} episodes of {plant} is not finite: correct the reward in "
+            "the plant's file"
+        )
+
+
+def _numbers(params: Params) -> dict[str, tuple[int, float]]:
+    """Return each number in a controller's parameters by name: its position among the leaves, and its value."""
+    found: dict[str, tuple[int, float]] = {}
     for leaf, (path, value) in enumerate(jax.tree_util.tree_flatten_with_path(params)[0]):
-        name = jax.tree_util.keystr(path).removeprefix(".")
-        if isinstance(value, bool) or not (isinstance(value, int | float) or np.issubdtype(value.dtype, np.floating)):
-            continue
-        for index in np.ndindex(np.shape(value)):
-            element = f"{name}[{','.join(map(str, index))}]" if index else name
-            found[element] = (leaf, index, float(np.asarray(value)[index]))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[jax.tree_util.keystr(path).removeprefix(".")] = (leaf, float(value))
     return found
 
 
-def _ranges(
-    module: ModuleType, place: str, numbers: Mapping[str, tuple[int, tuple[int, ...], float]]
-) -> dict[str, tuple[float, float]]:
+def _ranges(module: ModuleType, place: str, numbers: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return the declared range of each number."""
     declared = getattr(module, TUNABLE, None)
     if not isinstance(declared, Mapping) or not declared:
@@ -166,41 +197,53 @@ def _ranges(
     for name, given in declared.items():
         elements = [each for each in numbers if each == name or each.startswith(f"{name}[")]
         if not elements:
-            raise BadInput(f"{TUNABLE} of {place} names no parameter with '{name}': {nearest(str(name), numbers)}")
-        try:
-            low, high = map(float, given)
-        except (TypeError, ValueError):
-            low = high = math.nan
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise BadInput(
-                f"{TUNABLE}['{name}'] of {place} must be a lower and a higher number, got {given!r}: correct it"
-            )
-        found |= dict.fromkeys(elements, (low, high))
+            wrong = printable(str(name), but="")[:80]
+            raise BadInput(f"{TUNABLE} of {place} names no parameter with '{wrong}': {nearest(wrong, numbers)}")
+        if twice := found.keys() & set(elements):
+            raise BadInput(f"{TUNABLE} of {place} names '{min(twice)}' twice: keep one range")
+        if not _is_range(given):
+            got = repr(given)[:80]
+            raise BadInput(f"{TUNABLE}['{name}'] of {place} must be a lower and a higher number, got {got}: correct it")
+        found |= dict.fromkeys(elements, (float(given[0]), float(given[1])))
     return found
 
 
-def _suggestion(numbers: Mapping[str, tuple[int, tuple[int, ...], float]]) -> str:
-    """Return ranges around the present values that are not zero."""
-    ends = {name: sorted((x / SUGGESTED, x * SUGGESTED)) for name, (_, _, x) in numbers.items() if x}
-    return f"{{{', '.join(f'{name!r}: ({low:.3g}, {high:.3g})' for name, (low, high) in ends.items())}}}"
+def _is_range(given: object) -> bool:
+    """Return whether a value is a lower and a higher number that single precision can store."""
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        return False
+    if not all(isinstance(each, int | float) and not isinstance(each, bool) for each in given):
+        return False
+    return bool(-LARGEST <= given[0] < given[1] <= LARGEST)
+
+
+def _suggestion(numbers: Mapping[str, float]) -> str:
+    """Return ranges around the first present values that are not zero, except bounds of the action."""
+    ends = {
+        name: sorted((x / SUGGESTED, x * SUGGESTED))
+        for name, x in numbers.items()
+        if x and math.isfinite(x) and name.rpartition(".")[2].partition("[")[0] not in ("low", "high")
+    }
+    shown = [f"'{name}': ({low:.3g}, {high:.3g})" for name, (low, high) in list(ends.items())[:MOST_SUGGESTED]]
+    return f"{{{', '.join(shown) or repr(next(iter(numbers), 'kp')) + ': (0.1, 10)'}}}"
+
+
+class _Code(float):
+    """A number whose `repr` is Python code, also if the number is infinite."""
+
+    def __repr__(self) -> str:
+        return super().__repr__() if math.isfinite(self) else f'float("{super().__repr__()}")'
 
 
 def as_written(params: Params) -> str:
-    """Return parameters as Python code, with arrays as lists, to the seven digits of single precision."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, int | float):
-            return value
-        return np.vectorize(lambda x: float(f"{x:.7g}"))(np.asarray(value, float)).tolist()
-
-    return repr(jax.tree.map(plain, params))
+    """Return parameters as Python code."""
+    return repr(jax.tree.map(lambda x: _Code(x) if isinstance(x, float) else x, params))
 
 
-def draw_tuned(known: KnownPlant, tuned: Tuned, path: Path, seed: int) -> Path:
+def draw_tuned(known: KnownPlant, tuned: Tuned, path: Path, seed: int) -> None:
     """Draw one episode under the tuned and the present parameters."""
     from tasks.pictures.trajectories import draw_plant
 
     plant = known.simulator()
     shown = {"tuned": (plant.fallback, tuned.params), "present": (plant.fallback, plant.fallback_params)}
     draw_plant(plant, path, seed, 1, shown)
-    return path

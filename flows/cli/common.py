@@ -22,6 +22,7 @@ from tasks.files.provenance import COMPILED, compiling
 if TYPE_CHECKING:
     from tasks.evidence.certificate import Check
 
+MOST_SEED = 2**32 - 1
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON on the standard output.")]
 ConfigFile = Annotated[Path, typer.Argument(help="The run's file, such as configs/chemical_reactor.yaml.")]
 Logs = Annotated[list[Path] | None, typer.Option("--data", help="Log file, or a dataset's digest; repeatable.")]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.common import AsJson, ConfigFile, emit, keep_compiled, show_table
+from flows.cli.common import MOST_SEED, AsJson, ConfigFile, emit, keep_compiled, show_table
 
 
 def learn(
@@ -15,9 +15,15 @@ def learn(
     updates: Annotated[int, typer.Option(help="Gradient steps, each on 64 new episodes.", min=1)] = 1_000,
     protected: Annotated[int, typer.Option(help="Gradient steps at the end that run behind the shield.", min=1)] = 500,
     margin: Annotated[
-        float, typer.Option(help="Margin below which a step costs points, as a share of the limit's range.", min=0.001)
+        float,
+        typer.Option(
+            help="Margin below which a step costs points: a share of the limit's range, in the limit's unit if the "
+            "limit has one side.",
+            min=0.001,
+            max=1e6,
+        ),
     ] = 0.15,
-    seed: Annotated[int, typer.Option(help="Random seed of the policy.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the policy.", min=0, max=MOST_SEED)] = 0,
     out: Annotated[Path | None, typer.Option(help="Output folder; by default PLANT-learned.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,4 +67,7 @@ def learn(
     show_table(columns, rows)
     print(f"\nthe fallback took over {found.taken_over:.1%} of the steps; trained in {found.seconds:.0f} s")
     print(f"bundle and picture: {found.folder}, SHA-256 {found.digest}")
-    print("next: docs/how-to/run-a-champion.md runs the bundle; 'neorl retrain' learns from logs and certifies")
+    if found.better:
+        print("next: load the bundle by tasks.models.bundles.agents.Agent, or 'neorl retrain' to learn and certify")
+    else:
+        print("next: keep the plant's controller, or learn with more --updates or another --margin")

@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
-    return _fail("interrupted: repeat the command to resume.", INTERRUPTED, arguments)
+    return _fail("interrupted: repeat the command.", INTERRUPTED, arguments)
 
 
 def _about_files(error: Exception) -> str | None:

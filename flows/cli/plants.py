@@ -89,11 +89,13 @@ def show(
     Example: neorl plants show water_treatment --out tanks.png
     """
     from tasks.models.plants.known import plant_at
+    from tasks.pictures.style import check_picture
     from tasks.pictures.trajectories import controllers_of, draw_plant
 
     known, home = plant_at(name), Home.locate()
     name, plant = known.name, known.simulator()
     path = out or home.folder("plants") / f"{name}.png"
+    check_picture(path)
     compared = controllers_of(plant) | _champion(home, known)
     found, facts = draw_plant(plant, path, seed, EPISODES, compared), _facts(known)
     if as_json:

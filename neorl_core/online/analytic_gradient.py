@@ -95,9 +95,10 @@ def observe(plant: Plant, key: PRNGKeyArray) -> Observed:
 
 def init(key: PRNGKeyArray, setting: Setting, observed: Observed) -> State:
     """Return the initial training state: an actor that imitates the plant's controller."""
-    actor_key, train_key = jax.random.split(key)
+    actor_key, imitation_key, train_key = jax.random.split(key, 3)
     spec, config = setting.plant.spec, setting.config
-    actor = _imitate(actor_init(actor_key, spec.observation.size, spec.action.size, config.hidden), observed, actor_key)
+    actor = actor_init(actor_key, spec.observation.size, spec.action.size, config.hidden)
+    actor = _imitate(actor, observed, imitation_key)
     recipe = Recipe(clip=1.0, schedule="cosine", steps=config.updates)
     return State(actor, optimisers.init(recipe, actor), jax.random.key_data(train_key), jnp.int32(0))
 
@@ -149,10 +150,11 @@ def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) ->
 
 
 def bounded_mean(gradients: Params) -> tuple[Params, Float[Array, ""]]:
-    """Return the mean of E gradients, each scaled down to the median norm, and the share of finite gradients.
+    """Return the mean of E gradients, each scaled down to a median norm, and the share of finite gradients.
 
     The gradient of a chaotic episode is many orders of magnitude larger than the others and says nothing about the
-    mean (Metz et al. 2021, arXiv 2111.05803). A gradient that is not finite counts as zero.
+    mean (Metz et al. 2021, arXiv 2111.05803). The median is over gradients that are finite and not zero. A gradient
+    that is not finite counts as zero.
 
     Args:
         gradients: leaves (E, ...).
@@ -160,7 +162,7 @@ def bounded_mean(gradients: Params) -> tuple[Params, Float[Array, ""]]:
     leaves = jax.tree.leaves(gradients)
     norm = jnp.sqrt(sum(jnp.sum(leaf.reshape(leaf.shape[0], -1) ** 2, axis=1) for leaf in leaves))
     finite = jnp.isfinite(norm)
-    median = jnp.nanmedian(jnp.where(finite, norm, jnp.nan))
+    median = jnp.nan_to_num(jnp.nanmedian(jnp.where(finite & (norm > 0), norm, jnp.nan)))
     weight = jnp.where(finite, jnp.minimum(1.0, median / jnp.maximum(norm, 1e-30)), 0.0) / norm.shape[0]
 
     def mean(leaf: Float[Array, "E ..."]) -> Float[Array, ...]:

@@ -183,7 +183,7 @@ def p_slow(scores: npt.ArrayLike, length: int) -> float:
 
 
 def all_slow(p_values: Sequence[float]) -> bool:
-    """Return whether p-values of several signals show together that signals change slowly (Fisher's method).
+    """Return whether p-values of two or more signals show together that signals change slowly (Fisher's method).
 
     A signal counts at most `ALL_SLOW`, so that a single slow signal among others that are not slow has little effect.
     """

@@ -337,10 +337,13 @@ def _drop_foreign(staging: Path) -> Iterator[str]:
 
 
 TRIGGERS = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = 'datasets' LIMIT 1"
+TABLE = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'datasets'"
 BATCH_END = "SELECT max(rowid) FROM (SELECT rowid FROM datasets WHERE rowid > ? ORDER BY rowid LIMIT 1000)"
 """Last row of the next thousand."""
 MOVE_PATHS = """UPDATE datasets SET dataset_source = replace(dataset_source, ?, ?)
-WHERE rowid > ? AND rowid <= ? AND length(dataset_source) < 65536"""
+WHERE rowid > ? AND rowid <= ? AND length(CAST(dataset_source AS BLOB)) < 65536"""
+LEFT = "SELECT count(*) FROM datasets WHERE instr(dataset_source, ?)"
+FIRST = -(2**63)
 
 
 def _drop_absolute_paths(staging: Path, before: str, now: str) -> list[Found]:
@@ -355,12 +358,16 @@ def _drop_absolute_paths(staging: Path, before: str, now: str) -> list[Found]:
             if found := connection.execute(TRIGGERS).fetchone():
                 name = printable(str(found[0]), but="")[:80]
                 raise sqlite3.DatabaseError(f"table 'datasets' has the trigger '{name}', which MLflow's does not have")
+            if not connection.execute(TABLE).fetchone():
+                raise sqlite3.DatabaseError(f"{database.name} has no table 'datasets'")
             # A journal on disk could double the size of the database, so it is in memory and of few rows.
             connection.execute("PRAGMA journal_mode = MEMORY")
-            last: int | None = -1
+            last: int | None = FIRST
             while (last := connection.execute(BATCH_END, [first := last]).fetchone()[0]) is not None:
                 with connection:
                     connection.execute(MOVE_PATHS, (f"{before}/", f"{now}/", first, last))
+            if before not in now and (left := connection.execute(LEFT, (f"{before}/",)).fetchone()[0]):
+                raise sqlite3.DatabaseError(f"{left:,} rows of 'datasets' are too long")
     except sqlite3.Error as error:
         return [("mlflow", False, f"{MLFLOW} cannot be updated ({error}): {AGAIN}")]
     return []

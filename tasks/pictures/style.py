@@ -6,11 +6,13 @@ Colours are Okabe and Ito's, which colour-blind readers can distinguish; each ki
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from configs.errors import BadInput
 from tasks.files.canonical import write_atomic
 
 if TYPE_CHECKING:
@@ -35,6 +37,18 @@ def place_of(name: str, position: int) -> int:
     if name in CONTROLLERS:
         return CONTROLLERS.index(name)
     return (position + len(CONTROLLERS)) % len(PALETTE)
+
+
+def check_picture(path: Path) -> None:
+    """Check, before long work, that a picture can be written.
+
+    Raises:
+        BadInput: if the suffix is unknown, or the file cannot be written.
+    """
+    if path.suffix not in (".png", ".svg"):
+        raise BadInput(f"a picture's name must end in .png or .svg, got '{path.name}': rename it")
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise BadInput(f"cannot write {path}: name a file in an existing folder that you may write")
 
 
 @contextmanager

@@ -121,6 +121,13 @@ def _check_constants(plant: Plant, place: str) -> None:
             raise _wrong(
                 f"{place}.{controller}", "a neorl_core.types.Controller", f"a {type(found).__name__}", "build one"
             )
+    for name in ("fallback_params", "found_params", "reference_params"):
+        try:
+            hash(getattr(plant, name))
+        except TypeError as error:
+            raise _wrong(
+                f"{place}.{name}", "numbers in tuples and NamedTuples", _line(error), "write arrays as nested tuples"
+            ) from error
     clash = OUR_TYPES & set(_type_names([plant.params, plant.fallback_params]))
     if clash:
         raise _wrong(place, "types whose names are not NeoRL's", f"'{min(clash)}'", "rename the type")

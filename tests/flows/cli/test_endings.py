@@ -22,7 +22,7 @@ from tests.evidence import PLANT, open_ledger
 from tests.flows.services.waiting import foreign_server, killed_process, use_as_team
 
 NEORL = Path(sys.executable).with_name("neorl")
-INTERRUPTED = "interrupted: repeat the command to resume."
+INTERRUPTED = "interrupted: repeat the command."
 
 
 def check_interrupted(process: subprocess.Popen[str]) -> None:

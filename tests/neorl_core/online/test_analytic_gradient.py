@@ -127,6 +127,12 @@ def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
     mean, finite = bounded_mean(gradients)
     np.testing.assert_allclose(mean["a"], [(3.0 + 2.4) / 5, (4.0 + 3.2) / 5], rtol=1e-6)
     assert float(finite) == pytest.approx(0.6)
+    # Most episodes may have no gradient, as in a dead band.
+    mean, _ = bounded_mean({"a": jnp.array([[0.0], [0.0], [0.0], [1.0], [9.0]])})
+    np.testing.assert_allclose(mean["a"], [(1.0 + 5.0) / 5], rtol=1e-6)
+    mean, finite = bounded_mean({"a": jnp.zeros((3, 1))})
+    np.testing.assert_array_equal(mean["a"], [0.0])
+    assert float(finite) == 1.0
 
 
 def test_a_run_in_parts_gives_the_same_bits() -> None:

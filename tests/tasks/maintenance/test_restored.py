@@ -13,7 +13,7 @@ from configs.home import RESTORED, Home
 from flows.services.foreground import serve
 from flows.services.servers import _may_work
 from tasks.maintenance.backup_file import backup
-from tasks.maintenance.restore import restore
+from tasks.maintenance.restore import _drop_absolute_paths, restore
 from tasks.maintenance.restored import QUERIES, RestoredWork, held, work_of
 from tests.tasks.maintenance.test_backup import silent
 
@@ -123,3 +123,37 @@ def test_a_restored_home_starts_no_worker_before_a_person_accepts(tmp_path: Path
     assert _may_work(home, True, told.append)
     assert _may_work(home, False, told.append)
     assert _may_work(old, False, told.append)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("", None),
+        (
+            "UPDATE datasets SET dataset_source = '/old/' || hex(zeroblob(40000)) WHERE rowid = 7",
+            "1 rows of 'datasets'",
+        ),
+        ("DROP TABLE datasets", "has no table 'datasets'"),
+        (
+            "ALTER TABLE datasets RENAME TO d; CREATE VIEW datasets AS SELECT 1 AS rowid, '' AS dataset_source",
+            "no table",
+        ),
+        ("CREATE TRIGGER t AFTER UPDATE ON datasets BEGIN SELECT 1; END", "has the trigger 't'"),
+    ],
+)
+def test_all_paths_of_a_moved_home_change_or_the_check_fails(tmp_path: Path, statement: str, said: str | None) -> None:
+    (tmp_path / "mlflow").mkdir()
+    with closing(sqlite3.connect(tmp_path / "mlflow" / "mlflow.db")) as connection, connection:
+        connection.execute("CREATE TABLE datasets (dataset_source TEXT)")
+        rows = [(number, f"/old/{number}") for number in (-5, 0, *range(1, 2_500))]
+        connection.executemany("INSERT INTO datasets (rowid, dataset_source) VALUES (?, ?)", rows)
+        connection.executescript(statement)
+    found = _drop_absolute_paths(tmp_path, "/old", "/new")
+    if said is not None:
+        assert [passed for _, passed, _ in found] == [False]
+        assert said in found[0][2]
+        return
+    assert found == []
+    with closing(sqlite3.connect(tmp_path / "mlflow" / "mlflow.db")) as connection:
+        stored = dict(connection.execute("SELECT rowid, dataset_source FROM datasets"))
+    assert stored == {number: path.replace("old", "new") for number, path in rows}
