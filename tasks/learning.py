@@ -15,7 +15,7 @@ from configs.errors import BadInput, Refused
 from configs.run import OpenedRun
 from neorl_core.networks import Policy
 from neorl_core.online.analytic_gradient import Config, Setting, init, make_chunk, observe
-from neorl_core.plants.base import rollouts
+from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import Interval, paired_difference_interval
 from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
 from neorl_core.types import Controller, Params, Plant
@@ -98,7 +98,8 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
     observing, starting, comparing = jax.random.split(jax.random.key(seed), 3)
     observed = observe(plant, observing)
     setting = Setting(plant, shield, observed.normaliser, config)
-    before = rollouts(plant, plant.fallback, plant.fallback_params, jax.random.split(comparing, EPISODES), plant.domain)
+    keys = jax.random.split(comparing, EPISODES)
+    before = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     check_returns(known.name, before.ret)
     state, done = init(starting, setting, observed), 0
     for updates, protected in ((config.updates - config.protected_updates, False), (config.protected_updates, True)):
@@ -119,7 +120,7 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
         SHIELDED: (shielded, composite),
         BARE: (bare_controller(plant), policy),
     }
-    compared, taken_over = _compared(plant, controllers, comparing)
+    compared, taken_over = _compared(plant, controllers, keys, before)
     shown = {"learned": (shielded, composite), CONTROLLER: controllers[CONTROLLER]}
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
         digest = save_bundle(Path(staging) / "bundle", composite, known)
@@ -156,14 +157,16 @@ def _check(plant: str, metrics: dict[str, float]) -> None:
 
 
 def _compared(
-    plant: Plant, controllers: dict[str, tuple[Controller, Params]], key: jax.Array
+    plant: Plant, controllers: dict[str, tuple[Controller, Params]], keys: jax.Array, before: EpisodeResult
 ) -> tuple[dict[str, Compared], float]:
     """Run all controllers on the same new episodes; also return the share of steps that the fallback took over."""
-    keys, taken_over = jax.random.split(key, EPISODES), 0.0
+    taken_over = 0.0
     points: dict[str, np.ndarray] = {}
     found: dict[str, Compared] = {}
     for who, (controller, params) in controllers.items():
-        result = rollouts(plant, controller, params, keys, plant.domain, trace=who == SHIELDED)
+        result = before
+        if who != CONTROLLER:
+            result = rollouts(plant, controller, params, keys, plant.domain, trace=who == SHIELDED)
         check_returns(plant.spec.name, result.ret)
         points[who] = np.asarray([score(plant.spec, ret) for ret in np.asarray(result.ret, np.float64)])
         if result.trajectory is not None:

@@ -96,8 +96,8 @@ def prefers(gain: Interval, ours: int, theirs: int, episodes: int) -> bool:
 def declared_space(known: KnownPlant) -> tuple[Space, npt.NDArray[np.float64]]:
     """Return the search space that a plant's file declares, and the present numbers (n,).
 
-    A key of `TUNABLE` names a number of `fallback_params`, such as `kp`, `loop.kp` or `gain[0][1]`, or a whole tuple,
-    whose numbers then have the same range.
+    A key of `TUNABLE` names a number of `fallback_params`, such as `kp`, `loop.kp` or `gain[0][1]`, or a whole tuple.
+    All numbers of the tuple then have the same range.
 
     Raises:
         BadInput: if the file declares no ranges or wrong ones.
@@ -170,8 +170,8 @@ def check_returns(plant: str, returns: npt.ArrayLike) -> None:
     wrong = int(np.sum(~np.isfinite(returns)))
     if wrong:
         raise Refused(
-            f"the return of {wrong:,} of {np.size(returns):,} episodes of {plant} is not finite: correct the reward in "
-            "the plant's file"
+            f"{wrong:,} of {np.size(returns):,} episodes of {plant} have a return that is not finite: correct the "
+            "reward in the plant's file"
         )
 
 

@@ -108,14 +108,14 @@ def _imitate(actor: Params, observed: Observed, key: PRNGKeyArray) -> Params:
     def error(actor: Params, rows: Int[Array, " B"]) -> Float[Array, ""]:
         return jnp.mean((actor_apply(actor, observed.observation[rows]) - 0.98 * observed.action[rows]) ** 2)
 
-    def one(carry: Any, key: PRNGKeyArray) -> tuple[Any, None]:
+    def step(carry: Any, key: PRNGKeyArray) -> tuple[Any, None]:
         actor, optimiser = carry
         rows = jax.random.randint(key, (IMITATED,), 0, observed.observation.shape[0])
         return optimisers.step(actor, jax.grad(error)(actor, rows), optimiser, jnp.asarray(3e-3)), None
 
     recipe = Recipe(schedule="cosine", steps=IMITATIONS)
     start = actor, optimisers.init(recipe, actor)
-    return jax.lax.scan(one, start, jax.random.split(key, IMITATIONS))[0][0]
+    return jax.lax.scan(step, start, jax.random.split(key, IMITATIONS))[0][0]
 
 
 def least_margins(spec: PlantSpec, share: float) -> Float[np.ndarray, " K"]:
@@ -176,8 +176,8 @@ def update(state: State, setting: Setting, protected: bool) -> tuple[State, Metr
     """Take one gradient step on new episodes."""
     key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
     keys = jax.random.split(key, setting.config.episodes)
-    one = jax.grad(loss, has_aux=True)
-    gradients, metrics = jax.vmap(lambda key: one(state.actor, setting, key, protected))(keys)
+    slope = jax.grad(loss, has_aux=True)
+    gradients, metrics = jax.vmap(lambda key: slope(state.actor, setting, key, protected))(keys)
     gradient, finite = bounded_mean(gradients)
     actor, optimiser = optimisers.step(state.actor, gradient, state.optimiser, jnp.asarray(setting.config.actor_lr))
     steep = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))

@@ -129,7 +129,7 @@ def test_returns_that_are_not_finite_are_refused_before_the_search(project: Path
     path.write_text(
         path.read_text().replace(old, "reward=jnp.where((following.step == 30) & (level > 0.9), jnp.nan, -1.0),")
     )
-    with pytest.raises(Refused, match=r"the return of [\d,]+ of 2,048 episodes of tank is not finite"):
+    with pytest.raises(Refused, match=r"[\d,]+ of 2,048 episodes of tank have a return that is not finite"):
         tune(plant_of_code(find_code("plants/tank.py", project)), 0, effort=SMALL)
 
 
