@@ -29,7 +29,7 @@ from neorl_core.history import parse_history, stacked_size, stacked_spec
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.bounds import Interval, mean_interval, paired_difference_interval
-from neorl_core.safety.composite import bare_controller
+from neorl_core.safety.composite import make_composite, unshielded_controller
 from tasks.data.store.episodes import Logs, read_logs
 from tasks.data.store.histories import simulator_history
 from tasks.data.store.reader import StoredDataset
@@ -78,8 +78,9 @@ def scores_of(logs: Logs, algorithm: str, counts: Mapping[str, int], own: Mappin
     learned = fit(rows, spec, algorithm, updates=updates, seeds=range(SEEDS), overrides=overrides)
     seconds = time.perf_counter() - started
     keys = jax.random.split(jax.random.key(20_261_122), PLAYED)
-    controller = bare_controller(plant, history=history)
-    found = [np.asarray(rollouts(plant, controller, policy, keys, plant.domain).ret) for policy in learned.policies]
+    controller = unshielded_controller(plant)
+    composites = [make_composite(plant, policy, history=history) for policy in learned.policies]
+    found = [np.asarray(rollouts(plant, controller, each, keys, plant.domain).ret) for each in composites]
     means = [float(np.mean([score(plant.spec, float(r)) for r in returns])) for returns in found]
     numbers = plant.spec.observation.size if history is None else stacked_size(history)
     return {"scores": means, "sound": [bool(x) for x in learned.sound], "seconds": round(seconds), "numbers": numbers}

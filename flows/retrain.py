@@ -12,6 +12,7 @@ from flows.retrain_log_only import retrain_log_only
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import earlier_outcome, propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
+from tasks.evaluation.relowering import discard_lowerings
 from tasks.identify import identify
 from tasks.ingest import ingest
 from tasks.judgement import check_service, judge_candidate, screen
@@ -67,6 +68,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         certification = certify_candidate(
             home, run.part("certify"), dataset, population, evaluation, screening, identification=constants
         )
+        discard_lowerings()
         service = check_service(run.part(), population, evaluation, screening, certification)
         judgement = judge_candidate(screening, service, certification)
         findings = Findings(

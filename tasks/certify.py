@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -137,10 +138,12 @@ def certify(
             )
         attempt = open_attempt(ledger, inputs, claim)
     claim, seed = attempt.body.scope, draw_seed(ledger, attempt)
-    with closing(SecondLowering(bundle.folder, run.source, claim)) as second:
+    with closing(SecondLowering(bundle.folder, run.source, claim)) as second, ThreadPoolExecutor(1) as beside:
         programs = programs_of(bundle.folder, run.source, claim)
+        # Tracing the derivatives takes a second, and compiling the episodes leaves a core idle.
+        stored = beside.submit(programs.episode.serialise, derivatives=True)
         counts = count_violations(programs.episode, programs.arguments, claim, seed, attempt.alpha, progress)
-        artifact, arguments = programs.episode.serialise(derivatives=True), arguments_file(programs.arguments)
+        artifact, arguments = stored.result(), arguments_file(programs.arguments)
         isolation = second.compare(programs)
     materials = Materials(
         dataset=dataset,

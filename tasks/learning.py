@@ -13,11 +13,10 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from configs.run import OpenedRun
-from neorl_core.networks import Policy
-from neorl_core.online.analytic_gradient import Config, Setting, init, make_chunk, observe
+from neorl_core.online.analytic_gradient import Config, Setting, composite_of, init, make_chunk, observe
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import Interval, paired_difference_interval
-from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
+from neorl_core.safety.composite import composite_controller, unshielded_controller
 from neorl_core.types import Controller, Params, Plant
 from tasks.models.bundles.bundle import save_bundle
 from tasks.models.plants.known import plant_of
@@ -71,7 +70,7 @@ class Learned(NamedTuple):
 def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Report | None = None) -> Learned:
     """Learn a policy over the run's operating domain, store it behind the run's shield, and compare it.
 
-    The policy first imitates the plant's controller. The last updates run the policy behind the shield.
+    The policy corrects the action of the plant's controller. The last updates run the policy behind the shield.
 
     Args:
         folder: new folder for the bundle and the picture.
@@ -96,12 +95,11 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
     plant = plant._replace(domain=domain_of(plant, run))
     shield, started = shield_of(plant.spec, run.shield), time.monotonic()
     observing, starting, comparing = jax.random.split(jax.random.key(seed), 3)
-    observed = observe(plant, observing)
-    setting = Setting(plant, shield, observed.normaliser, config)
+    setting = Setting(plant, shield, observe(plant, observing), config)
     keys = jax.random.split(comparing, EPISODES)
     before = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     check_returns(known.name, before.ret)
-    state, done = init(starting, setting, observed), 0
+    state, done = init(starting, setting), 0
     for updates, protected in ((config.updates - config.protected_updates, False), (config.protected_updates, True)):
         chunk, end = make_chunk(setting, CHUNK, protected), done + updates
         while done < end:
@@ -110,15 +108,14 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
             _check(known.name, {name: float(value) for name, value in metrics.items()})
             if progress:
                 progress(done, config.updates, "updates")
-    policy = Policy(state.actor, observed.normaliser)
-    jax.block_until_ready(policy)  # type: ignore[no-untyped-call]
+    composite = composite_of(state.actor, setting)
+    jax.block_until_ready(composite)  # type: ignore[no-untyped-call]
     seconds = time.monotonic() - started
-    composite = make_composite(plant, policy, shield)
     shielded = composite_controller(plant)
     controllers: dict[str, tuple[Controller, Params]] = {
         CONTROLLER: (plant.fallback, plant.fallback_params),
         SHIELDED: (shielded, composite),
-        BARE: (bare_controller(plant), policy),
+        BARE: (unshielded_controller(plant), composite),
     }
     compared, taken_over = _compared(plant, controllers, keys, before)
     shown = {"learned": (shielded, composite), CONTROLLER: controllers[CONTROLLER]}

@@ -18,7 +18,7 @@ from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
-from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
+from neorl_core.safety.composite import composite_controller, make_composite, unshielded_controller
 from neorl_core.types import Params, Plant, PlantSpec
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
@@ -122,8 +122,7 @@ def simulate(
             progress(len(results), total, "controllers")
     scores = []
     for i, member in enumerate(members):
-        bare = bare_controller(plant, history=member.history)
-        returns = np.asarray(rollouts(plant, bare, member.policy, keys, domain).ret, np.float64)
+        returns = np.asarray(rollouts(plant, unshielded_controller(plant), member, keys, domain).ret, np.float64)
         scores.append(_interval(mean_interval([score(plant.spec, r) for r in returns], confidence)))
         if progress:
             progress(len(results) + i + 1, total, "controllers")

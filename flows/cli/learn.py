@@ -12,7 +12,8 @@ from flows.cli.common import MOST_SEED, AsJson, ConfigFile, emit, keep_compiled,
 
 def learn(
     config: ConfigFile,
-    updates: Annotated[int, typer.Option(help="Gradient steps, each on 64 new episodes.", min=1)] = 1_000,
+    updates: Annotated[int, typer.Option(help="Gradient steps, each on new episodes.", min=1)] = 1_000,
+    episodes: Annotated[int, typer.Option(help="New episodes of a gradient step.", min=1, max=65_536)] = 64,
     protected: Annotated[int, typer.Option(help="Gradient steps at the end that run behind the shield.", min=1)] = 500,
     margin: Annotated[
         float,
@@ -30,8 +31,8 @@ def learn(
     """Learn a policy in a run's simulator, without logs, gates, certificate or servers.
 
     The simulator must be smooth: the return of an episode is differentiated by the weights of the policy. The policy
-    starts as a copy of the plant's controller, and learns over the run's operating domain, at the end behind the run's
-    shield. New episodes then compare the policy with the plant's controller.
+    corrects the action of the plant's controller. It learns over the run's operating domain, at the end behind the
+    run's shield. New episodes then compare it with the plant's controller.
 
     Example: neorl learn configs/chemical_reactor.yaml
     """
@@ -42,7 +43,7 @@ def learn(
     from tasks.models.plants.opening import open_run
     from tasks.progress import StageProgress
 
-    settings = Config(updates=updates, protected_updates=protected, margin=margin)
+    settings = Config(updates=updates, protected_updates=protected, episodes=episodes, margin=margin)
     check_updates(settings)
     run = open_run(config)
     with StageProgress("learn") as progress:

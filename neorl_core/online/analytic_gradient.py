@@ -1,8 +1,10 @@
 """Analytic policy gradient: differentiate the return of whole episodes by the weights of the policy.
 
 The gradient passes through reward, plant and policy (SVG(inf) of Heess et al. 2015, arXiv 1510.09142, on the simulator
-itself). The first updates run the bare policy. The last updates run the composite, so that the gradient passes through
-the shield's choices and the policy learns to keep control. Every update simulates new episodes of the operating domain.
+itself). The policy observes the action and the state of the plant's controller, and corrects the action, so it starts
+about as good as the controller. The first updates run the policy without the shield. The last updates run the
+composite, so that the gradient passes through the shield's choices and the policy learns to keep control. Every update
+simulates new episodes of the operating domain.
 """
 
 from __future__ import annotations
@@ -16,19 +18,27 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from neorl_core.networks import Normaliser, Policy, actor_apply, actor_init, normalise, to_unit
-from neorl_core.plants.base import rollout, rollouts
-from neorl_core.safety.composite import bare_controller, composite_controller, make_composite
+from neorl_core.networks import Normaliser, Policy, actor_init
+from neorl_core.plants.base import clip_to, rollout, rollouts
+from neorl_core.safety.composite import (
+    Composite,
+    composite_controller,
+    correction_inputs,
+    make_composite,
+    unshielded_controller,
+)
 from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Metrics
-from neorl_core.types import Controller, Params, Plant, PlantSpec, varies
+from neorl_core.types import Params, Plant, PlantSpec, varies
 
 OBSERVED = 64
-"""Episodes of the plant's controller that the first actor imitates."""
-IMITATIONS, IMITATED = 5000, 512
-"""Gradient steps of the imitation, and rows of each."""
+"""Episodes of the plant's controller that determine the normaliser."""
+
+
+FIRST = 0.01
+"""Factor of the last layer's first weights."""
 
 
 class Config(NamedTuple):
@@ -41,6 +51,8 @@ class Config(NamedTuple):
     episodes: int = 64
     """Episodes of an update."""
     actor_lr: float = 2e-3
+    reach: float = 1.0
+    """Largest correction of the controller's action, as a multiple of half of the action's range."""
     margin: float = 0.15
     """Margin below which a step is penalised, as a share of the limit's width (in the limit's unit if one-sided)."""
     margin_weight: float = 100.0
@@ -66,56 +78,53 @@ class Setting(NamedTuple):
     config: Config
 
 
-class Observed(NamedTuple):
-    """Steps of the plant's controller."""
-
-    normaliser: Normaliser
-    """From the observations of these steps."""
-    observation: Float[Array, "N O"]
-    """Normalised."""
-    action: Float[Array, "N A"]
-    """In [-1, 1]."""
-
-
-def observe(plant: Plant, key: PRNGKeyArray) -> Observed:
-    """Run the plant's controller over the operating domain."""
+def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
+    """Run the plant's controller over the operating domain, and return the normaliser of a policy that corrects it."""
     keys = jax.random.split(key, OBSERVED)
     seen = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain, trace=True).trajectory
     assert seen is not None
-    alive = np.asarray(seen.alive)
-    rows = np.asarray(seen.observations)[alive].astype(np.float64)
+    rows = _inputs(plant, seen.observations, seen.actions)
+    rows = np.asarray(rows)[np.asarray(seen.alive)].astype(np.float64)
     mean, deviation = rows.mean(0), rows.std(0)
     low, high = (np.asarray(bound) for bound in plant.spec.action[2:])
     scale = np.where(varies(mean, deviation), deviation, 1.0)
-    middle, half = (high + low) / 2, (high - low) / 2
-    normaliser = Normaliser(*(jnp.asarray(x, jnp.float32) for x in (mean, scale, middle, half)))
-    actions = to_unit(normaliser, jnp.asarray(np.asarray(seen.actions)[alive]))
-    return Observed(normaliser, normalise(normaliser, jnp.asarray(rows, jnp.float32)), actions)
+    found = mean, scale, (low + high) / 2, (high - low) / 2
+    return Normaliser(*(jnp.asarray(x, jnp.float32) for x in found))
 
 
-def init(key: PRNGKeyArray, setting: Setting, observed: Observed) -> State:
-    """Return the initial training state: an actor that imitates the plant's controller."""
-    actor_key, imitation_key, train_key = jax.random.split(key, 3)
+@partial(jax.jit, static_argnames="plant")
+def _inputs(plant: Plant, observations: Float[Array, "N T O"], actions: Float[Array, "N T A"]) -> Float[Array, "N T I"]:
+    """Return `correction_inputs` of every step of the plant's controller."""
+
+    def episode(observations: Float[Array, "T O"], actions: Float[Array, "T A"]) -> Float[Array, "T I"]:
+        def step(memory: Any, now: Any) -> Any:
+            memory, command = plant.fallback.act(plant.fallback_params, memory, *now)
+            return memory, correction_inputs(now[0], memory, clip_to(plant.spec.action, command))
+
+        applied = jnp.concatenate([plant.applied(observations[0])[None], actions[:-1]])
+        start = plant.fallback.init(plant.fallback_params, observations[0])
+        rows: Float[Array, "T I"] = jax.lax.scan(step, start, (observations, applied))[1]
+        return rows
+
+    return jax.vmap(episode)(observations, actions)
+
+
+def init(key: PRNGKeyArray, setting: Setting) -> State:
+    """Return the initial training state: an actor that hardly corrects the plant's controller."""
+    actor_key, train_key = jax.random.split(key)
     spec, config = setting.plant.spec, setting.config
-    actor = actor_init(actor_key, spec.observation.size, spec.action.size, config.hidden)
-    actor = _imitate(actor, observed, imitation_key)
+    actor = actor_init(actor_key, len(setting.normaliser.mean), spec.action.size, config.hidden)
+    last = f"Dense_{len(config.hidden)}"
+    actor = actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}
     recipe = Recipe(clip=1.0, schedule="cosine", steps=config.updates)
     return State(actor, optimisers.init(recipe, actor), jax.random.key_data(train_key), jnp.int32(0))
 
 
-@jax.jit
-def _imitate(actor: Params, observed: Observed, key: PRNGKeyArray) -> Params:
-    def error(actor: Params, rows: Int[Array, " B"]) -> Float[Array, ""]:
-        return jnp.mean((actor_apply(actor, observed.observation[rows]) - 0.98 * observed.action[rows]) ** 2)
-
-    def step(carry: Any, key: PRNGKeyArray) -> tuple[Any, None]:
-        actor, optimiser = carry
-        rows = jax.random.randint(key, (IMITATED,), 0, observed.observation.shape[0])
-        return optimisers.step(actor, jax.grad(error)(actor, rows), optimiser, jnp.asarray(3e-3)), None
-
-    recipe = Recipe(schedule="cosine", steps=IMITATIONS)
-    start = actor, optimisers.init(recipe, actor)
-    return jax.lax.scan(step, start, jax.random.split(key, IMITATIONS))[0][0]
+def composite_of(actor: Params, setting: Setting) -> Composite:
+    """Return the composite of an actor."""
+    policy = Policy(actor, setting.normaliser)
+    reach = setting.config.reach * setting.normaliser.action_half_range
+    return make_composite(setting.plant, policy, setting.shield, correction=reach)
 
 
 def least_margins(spec: PlantSpec, share: float) -> Float[np.ndarray, " K"]:
@@ -131,12 +140,11 @@ def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) ->
 
     Args:
         key: key of the episode, as for `rollouts`.
-        protected: whether the composite runs, or the bare policy.
+        protected: whether the composite runs, or the policy without the shield.
     """
     plant, config = setting.plant, setting.config
-    policy = Policy(actor, setting.normaliser)
-    controller: Controller = composite_controller(plant) if protected else bare_controller(plant)
-    params: Any = make_composite(plant, policy, setting.shield) if protected else policy
+    controller = composite_controller(plant) if protected else unshielded_controller(plant)
+    params = composite_of(actor, setting)
     key_constants, key_run = jax.random.split(key)
     trace = rollout(plant, controller, params, key_run, plant.sample_params(key_constants, plant.domain))
     lack = jax.nn.relu(1.0 - trace.margins / least_margins(plant.spec, config.margin))

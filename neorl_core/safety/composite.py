@@ -44,6 +44,9 @@ class Composite(NamedTuple):
     """Plant constants for the shield's predictions; empty for log-only plants."""
     history: History | None = None
     """Earlier values that the policy observes; shield, fallback and predictions use the plain observation."""
+    correction: Float[Array, " A"] | None = None
+    """Largest correction of the fallback's action, in the action's unit; None if the policy gives the whole action.
+    The network of a policy that corrects observes `correction_inputs`, and gives a share of this number."""
 
 
 class PolicyState(NamedTuple):
@@ -64,7 +67,11 @@ class PolicyState(NamedTuple):
 
 
 def make_composite(
-    plant: Plant, policy: Policy | None = None, shield: ShieldParams | None = None, history: History | None = None
+    plant: Plant,
+    policy: Policy | None = None,
+    shield: ShieldParams | None = None,
+    history: History | None = None,
+    correction: Float[Array, " A"] | None = None,
 ) -> Composite:
     """Combine a policy with the plant's fallback and nominal model; all leaves are arrays.
 
@@ -72,10 +79,32 @@ def make_composite(
         policy: the policy; None for the fallback alone.
         shield: the shield; `default_shield` if None.
         history: earlier values that the policy observes.
+        correction: largest correction (A,) of the fallback's action; None if the policy gives the whole action.
     """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))
-    return Composite(policy, shield, fallback, model, history)
+    return Composite(policy, shield, fallback, model, history, correction)
+
+
+def correction_inputs(seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]) -> Float[Array, " I"]:
+    """Return what a policy that corrects observes: observation with history, state and action of the fallback.
+
+    Args:
+        memory: state of the fallback after it received the observation.
+        command: action of the fallback.
+    """
+    parts = [seen, *(jnp.ravel(leaf).astype(seen.dtype) for leaf in jax.tree.leaves(memory)), command]
+    return jnp.concatenate(parts)
+
+
+def _corrected(
+    composite: Composite, seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]
+) -> Float[Array, " A"]:
+    """Return the fallback's action, moved by the policy by at most `composite.correction`."""
+    assert composite.policy is not None
+    assert composite.correction is not None
+    share = preferences(composite.policy, correction_inputs(seen, memory, command))
+    return jnp.clip(command + composite.correction * share, composite.shield.action_low, composite.shield.action_high)
 
 
 def _all_finite(tree: Params) -> Bool[Array, ""]:
@@ -224,7 +253,10 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             if shield.dwell is not None:
                 chosen, sound = _best_choice(composite, stacked, applied, since, trusted)
             else:
-                proposed = propose(composite.policy, stacked)
+                if composite.correction is None:
+                    proposed = propose(composite.policy, stacked)
+                else:
+                    proposed = _corrected(composite, stacked, memory, _finite_action(shield, command))
                 finite = jnp.all(jnp.isfinite(proposed))
                 chosen = limit_action(shield, jnp.where(finite, proposed, applied), applied)
                 sound = finite & trusted(chosen, ())
@@ -240,17 +272,44 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
 
 
 @cache
-def bare_controller(plant: Plant, propose: Propose = policy_act, history: History | None = None) -> Controller:
-    """Return a controller without shield and fallback, for comparison only; its parameters are the policy."""
+def unshielded_controller(plant: Plant) -> Controller:
+    """Return the policy of a composite without the shield, for training and comparison only.
 
-    def _bounded(action: Float[Array, " A"]) -> Float[Array, " A"]:
-        return clip_to(plant.spec.action, action)
+    The controller's parameters are a `Composite`, as for `composite_controller`. The fallback runs beside a policy that
+    corrects it.
+    """
 
-    def init(policy: Any, observation: Float[Array, " O"]) -> Params:
-        return () if history is None else stack_first(history, observation, _bounded(plant.applied(observation)))
+    def init(composite: Composite, observation: Float[Array, " O"]) -> Params:
+        memory: Params = ()
+        seen: Params = ()
+        if composite.correction is not None:
+            memory = plant.fallback.init(composite.fallback, observation)
+        if composite.history is not None:
+            applied = clip_to(plant.spec.action, plant.applied(observation))
+            seen = stack_first(composite.history, observation, applied)
+        return memory, seen
 
-    def act(policy: Any, state: Params, observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
-        seen = stack_next(history, state, _bounded(applied), observation)
-        return () if history is None else seen, propose(policy, seen)
+    def act(
+        composite: Composite, state: Params, observation: Float[Array, " O"], applied: Float[Array, " A"]
+    ) -> tuple[Params, Float[Array, " A"]]:
+        assert composite.policy is not None
+        memory, before = state
+        seen = stack_next(composite.history, before, clip_to(plant.spec.action, applied), observation)
+        if composite.correction is None:
+            action = policy_act(composite.policy, seen)
+        else:
+            memory, command = plant.fallback.act(composite.fallback, memory, observation, applied)
+            action = _corrected(composite, seen, memory, clip_to(plant.spec.action, command))
+        return (memory, () if composite.history is None else seen), action
 
     return Controller(init, act)
+
+
+@cache
+def bare_controller(plant: Plant, propose: Propose = policy_act) -> Controller:
+    """Return a policy that gives whole actions as a controller, for comparison only; its parameters are the policy."""
+
+    def act(policy: Any, state: Params, observation: Float[Array, " O"], applied: Float[Array, " A"]) -> Any:
+        return (), propose(policy, observation)
+
+    return Controller(lambda policy, observation: (), act)

@@ -88,8 +88,13 @@ class Agent:
         """The policy, also if a composite contains it.
 
         Raises:
-            ValueError: if the composite has only a fallback and no policy.
+            ValueError: if the composite has only a fallback, or its policy corrects the fallback.
         """
+        if isinstance(self.params, Composite) and self.params.correction is not None:
+            raise ValueError(
+                f"the policy of the composite for {self.spec.name} corrects the plant's controller, and has no "
+                "action without it: use the composite"
+            )
         policy = self.params.policy if isinstance(self.params, Composite) else self.params
         if policy is None:
             raise ValueError(f"the composite for {self.spec.name} has no policy, only a fallback: use a policy")

@@ -23,7 +23,7 @@ from neorl_core.history import (
 )
 from neorl_core.networks import Normaliser, Policy, actor_init, normalise
 from neorl_core.plants import PLANTS
-from neorl_core.safety.composite import Composite, bare_controller, composite_controller, make_composite
+from neorl_core.safety.composite import Composite, composite_controller, make_composite, unshielded_controller
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.preparation import prepare
 from neorl_core.types import History, Plant, Transition
@@ -180,7 +180,7 @@ def test_history_has_applied_actions_and_skips_unreadable_values() -> None:
 def test_no_history_carries_nothing() -> None:
     composite = make_composite(PLANT, actor(None))
     assert composite_controller(PLANT).init(composite, jnp.zeros(6)).seen == ()
-    assert bare_controller(PLANT).init(composite.policy, jnp.zeros(6)) == ()
+    assert unshielded_controller(PLANT).init(composite, jnp.zeros(6)) == ((), ())
     x = jnp.arange(6.0)
     assert stack_next(None, x, x, x) is x
     assert stack_first(None, x, x) is x
@@ -202,13 +202,13 @@ def test_history_is_constant_without_a_policy() -> None:
 def test_bare_and_shielded_policy_see_the_same() -> None:
     history = parse_history(COUNTS, PLANT.spec)
     composite = make_composite(PLANT, actor(history), history=history)
-    shielded, bare = composite_controller(PLANT), bare_controller(PLANT, history=history)
+    shielded, bare = composite_controller(PLANT), unshielded_controller(PLANT)
     observation, applied = jnp.float32([50, 50, 50, 50, 30, 80]), jnp.zeros(3)
-    with_shield, alone = shielded.init(composite, observation), bare.init(composite.policy, observation)
+    with_shield, alone = shielded.init(composite, observation), bare.init(composite, observation)
     for k in range(4):
         with_shield, _ = shielded.act(composite, with_shield, observation + k, applied)
-        alone, _ = bare.act(composite.policy, alone, observation + k, applied)
-        np.testing.assert_array_equal(with_shield.seen, alone)
+        alone, _ = bare.act(composite, alone, observation + k, applied)
+        np.testing.assert_array_equal(with_shield.seen, alone[1])
         applied = applied + 0.1
 
 

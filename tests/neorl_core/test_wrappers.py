@@ -345,5 +345,8 @@ def test_bundle_agent_is_shielded_controller(tmp_path: Path) -> None:
         observation, *_ = env.step(action)
     with pytest.raises(ValueError, match="has no policy, only a fallback"):
         agent.train(None)  # type: ignore[arg-type]
+    correcting = composite._replace(correction=jnp.ones(1))
+    with pytest.raises(ValueError, match="has no action without it: use the composite"):
+        CoreAgent(correcting, REACTOR.spec, REACTOR).train(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is missing: pass the argument `plant`"):
         CoreAgent(composite, REACTOR.spec)

@@ -184,7 +184,26 @@ def _misfit(composite: Params, plant: Plant | Process) -> str | None:
         fault = _misfit_of_history(composite.history, plant.spec)
     if fault is not None or composite.policy is None:
         return fault
-    return _misfit_of_policy(composite.policy, plant.spec, composite.history)
+    if composite.correction is None:
+        return _misfit_of_policy(composite.policy, plant.spec, composite.history)
+    if isinstance(plant, Process) or plant.spec.choices is not None:
+        return "a correction"
+    return _misfit_of_correction(composite, plant)
+
+
+def _misfit_of_correction(composite: Composite, plant: Plant) -> str | None:
+    import jax
+    import jax.numpy as jnp
+
+    from neorl_core.safety.composite import correction_inputs
+
+    acting = plant.spec.action.size
+    if not _alike(composite.correction, _zeros((acting,))):
+        return "another correction"
+    observation = jnp.zeros(plant.spec.observation.size)
+    memory = jax.eval_shape(plant.fallback.init, composite.fallback, observation)
+    added = jax.eval_shape(correction_inputs, jnp.zeros(0), memory, jnp.zeros(acting)).shape[0]
+    return _misfit_of_policy(composite.policy, plant.spec, composite.history, added)
 
 
 def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:
@@ -257,11 +276,17 @@ def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
     return None
 
 
-def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None = None) -> str | None:
+def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None = None, added: int = 0) -> str | None:
+    """Return the part of a policy that does not fit.
+
+    Args:
+        added: number of inputs beside the observation.
+    """
     from neorl_core.history import stacked_size
     from neorl_core.networks import Normaliser, Policy
 
     observed, acting = spec.observation.size if history is None else stacked_size(history), spec.action.size
+    observed += added
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
     if spec.choices is not None:
         normaliser = normaliser._replace(choices=_zeros((spec.acting,)))

@@ -16,7 +16,13 @@ from jaxtyping import Array
 from neorl_core.control.pid import PIDParams, pid
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants.base import two_sided_margin
-from neorl_core.safety.composite import PolicyState, bare_controller, composite_controller, make_composite
+from neorl_core.safety.composite import (
+    PolicyState,
+    bare_controller,
+    composite_controller,
+    make_composite,
+    unshielded_controller,
+)
 from neorl_core.safety.shield import ShieldParams, default_shield, envelope_of, limit_action, predicted_margins
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space
 
@@ -264,6 +270,51 @@ def test_compiled_programs_are_reused() -> None:
         kinds.append(state)
     assert act._cache_size() == 1
     assert len({jax.tree.structure(k) for k in kinds}) == 1
+
+
+def summing(params: Any, total: Array, observation: Array, applied: Array) -> Any:
+    """Return the sum of the levels, and the action −0.8 plus a tenth of it."""
+    return total + observation[0], jnp.stack([-0.8 + 0.1 * (total + observation[0])])
+
+
+def correcting() -> tuple[Plant, Any]:
+    """A fallback with a state, and a policy whose network gives tanh of the normalised state of the fallback."""
+    plant = tank(Controller(lambda params, observation: jnp.zeros(()), summing))
+    # Inputs: level, valve, sum, action of the fallback.
+    kernel = jnp.array([[0.0], [0.0], [1.0], [0.0]])
+    normaliser = Normaliser(jnp.array([0.0, 0.0, 1.0, 0.0]), jnp.array([1.0, 1.0, 2.0, 1.0]), jnp.zeros(1), jnp.ones(1))
+    policy = Policy({"Dense_0": {"kernel": kernel, "bias": jnp.zeros(1)}}, normaliser)
+    return plant, make_composite(plant, policy, shield(look_ahead=1), correction=jnp.array([0.5]))
+
+
+def test_a_policy_moves_the_action_of_the_fallback_by_hand() -> None:
+    plant, composite = correcting()
+    for controller in (composite_controller(plant), unshielded_controller(plant)):
+        state, applied = controller.init(composite, jnp.array([1.0, -0.6])), jnp.array([-0.6])
+        # The second action is −0.55 + 0.5 tanh(0.75) = −0.2324.
+        for level, total in ((1.0, 1.0), (1.5, 2.5)):
+            state, applied = controller.act(composite, state, jnp.array([level, applied[0]]), applied)
+            expected = -0.8 + 0.1 * total + 0.5 * np.tanh((total - 1.0) / 2.0)
+            np.testing.assert_allclose(applied, [expected], rtol=1e-5)
+
+
+def test_a_correction_stays_within_the_action_bounds() -> None:
+    plant, composite = correcting()
+    controller = unshielded_controller(plant)
+    state = controller.init(composite, jnp.array([15.0, 0.0]))
+    _, action = controller.act(composite, state, jnp.array([15.0, 0.0]), jnp.zeros(1))
+    # −0.8 + 1.5 + 0.5 is beyond the bound.
+    assert float(action[0]) == 1.0
+
+
+def test_a_correction_that_is_not_finite_hands_over() -> None:
+    plant, composite = correcting()
+    composite = composite._replace(correction=jnp.array([jnp.nan]))
+    controller = composite_controller(plant)
+    state = controller.init(composite, jnp.array([1.0, -0.6]))
+    state, action = controller.act(composite, state, jnp.array([1.0, -0.6]), jnp.array([-0.6]))
+    assert bool(state.handed_over)
+    np.testing.assert_allclose(action, [-0.7], rtol=1e-6)
 
 
 def test_composite_contains_only_arrays() -> None:

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.redteam.plants import ASK, HIDE, NOTICE, hidden_counts, lower_twice, noticing
 from configs.errors import NeoRLError, Refused
+from tasks.evaluation import relowering
+from tasks.evaluation.relowering import discard_lowerings, prepare_lowerings
 
 SLOW = pytest.mark.slow
 
@@ -36,3 +38,23 @@ def test_a_plant_that_hides_violations_is_not_certified(tmp_path: Path, changes:
     counts = hidden_counts(tmp_path / "project", changes)
     assert not counts.certified
     assert 2 * counts.violations > counts.episodes
+
+
+def test_a_prepared_process_lowers_and_a_dead_process_is_replaced(tmp_path: Path) -> None:
+    prepare_lowerings(2)
+    dead, waiting = relowering._waiting
+    dead.popen.kill()
+    dead.popen.wait()
+    lower_twice(tmp_path)
+    assert waiting.popen.returncode == 0
+    assert not relowering._waiting
+
+
+def test_an_unused_process_ends_with_its_parent() -> None:
+    prepare_lowerings(1)
+    process = relowering._waiting[0]
+    assert process.popen.stdin is not None
+    process.popen.stdin.close()
+    assert process.popen.wait(60) == 0
+    discard_lowerings()
+    assert not Path(process.folder.name).exists()

@@ -93,7 +93,7 @@ WORDS = {
     "14.9": "has the unexpected member",
     "14.10": "because only the servers' databases and results are restored there",
     "14.11": "ledger.db has no table of entries",
-    "14.12": "mlflow/mlflow.db cannot be updated (table 'datasets' has the trigger 'waste', which MLflow's does not have)",
+    "14.12": "mlflow/mlflow.db cannot be updated (table 'datasets' has the trigger 'waste', which MLflow's",
     "15": "was restored from a backup: accept its work",
     "9a": "approval must be required (policy of chemical_reactor), got auto",
     "9b": "requires a person's approval",

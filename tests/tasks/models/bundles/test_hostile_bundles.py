@@ -237,6 +237,26 @@ def test_a_recurrent_policy_comes_back_and_reads_no_other_history(tmp_path: Path
             load_bundle(forged(tmp_path / name, sound, None, **changed))
 
 
+def test_a_correcting_policy_comes_back_and_fits_no_other_inputs(tmp_path: Path) -> None:
+    # Beside the observation, the policy sees the three numbers of the controller's state and its action.
+    seen = OBSERVED + 3 + ACTING
+    normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(ACTING), jnp.ones(ACTING))
+    policy = Policy(actor_init(jax.random.key(0), seen, ACTING, (8,)), normaliser)
+    composite = make_composite(PLANTS[NAME], policy, correction=jnp.full(ACTING, 2.0))
+    sound = tmp_path / "sound"
+    digest = save_bundle(sound, composite, NAME)
+    _, loaded = load_bundle(sound, digest)
+    assert jax.tree.structure(loaded) == jax.tree.structure(composite)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(Refused, match="another correction"):
+        load_bundle(forged(tmp_path / "longer", sound, None, correction=np.zeros(ACTING + 1, np.float32)))
+    with pytest.raises(Refused, match="another policy"):
+        load_bundle(forged(tmp_path / "fewer", sound, None, policy__normaliser__mean=np.zeros(OBSERVED, np.float32)))
+    with pytest.raises(Refused, match="unused array"):
+        load_bundle(forged(tmp_path / "none", sound, lambda m: fields(m).pop("correction")))
+
+
 @pytest.mark.parametrize("value", ["text", 2**40, 10**400], ids=["text", "large", "huge"])
 def test_constants_that_are_no_numbers_of_a_controller_are_refused(sound: Path, tmp_path: Path, value: Any) -> None:
     first = min(PLANTS[NAME].params._fields)
