@@ -127,7 +127,7 @@ certification: $(READY)  ## certify every plant for small probabilities of a vio
 calibration: $(READY)  ## count false certificates in 10,000 trials of each attempt to cheat; writes docs/studies/calibration.md
 	$(BIN)/python -m benchmarks.calibration
 
-learn-study: $(READY)  ## learn in the simulators of the smooth plants; writes docs/studies/learn.md
+learn-study: $(READY)  ## learn in the simulators of the plants with gradients; writes docs/studies/learn.md
 	$(BIN)/python -m benchmarks.learn_study
 
 drift: $(READY)  ## count false drift alarms in 100 simulated years of each case; writes docs/studies/drift.md

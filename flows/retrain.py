@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from flows.retrain_log_only import retrain_log_only
 from tasks.certify import certify_candidate, certify_fallback
 from tasks.conclusion import earlier_outcome, propose_promotion, reconcile_aliases, register_candidate, report_outcome
 from tasks.evaluation.evaluate import evaluate
-from tasks.evaluation.relowering import discard_lowerings
+from tasks.evaluation.relowering import lowerings_ahead
 from tasks.identify import identify
 from tasks.ingest import ingest
 from tasks.judgement import check_service, judge_candidate, screen
@@ -44,7 +45,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         NeoRLError: if configuration or data are unusable, the data fail validation, or not even the plant's own
             controller is certified.
     """
-    with retraining(Path(config), [Path(path) for path in data or []]) as (home, run, sources):
+    with retraining(Path(config), [Path(path) for path in data or []]) as (home, run, sources), ExitStack() as stack:
         if is_log_only(run):
             return conclude(home, run, retrain_log_only(home, run, sources))
         reconcile_aliases(home, run)
@@ -56,6 +57,7 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         population = train(home, run.for_training(), dataset, identification=constants)
         fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, dataset, fallback)
+        stack.enter_context(lowerings_ahead())
         evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
         simulated = run.part("evaluate", "certify.domain", "shield")
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
@@ -68,7 +70,6 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         certification = certify_candidate(
             home, run.part("certify"), dataset, population, evaluation, screening, identification=constants
         )
-        discard_lowerings()
         service = check_service(run.part(), population, evaluation, screening, certification)
         judgement = judge_candidate(screening, service, certification)
         findings = Findings(

@@ -12,9 +12,11 @@ from flows.cli.common import MOST_SEED, AsJson, ConfigFile, emit, keep_compiled,
 
 def learn(
     config: ConfigFile,
-    updates: Annotated[int, typer.Option(help="Gradient steps, each on new episodes.", min=1)] = 1_000,
+    updates: Annotated[int, typer.Option(help="Gradient steps, each on new episodes.", min=1)] = 600,
     episodes: Annotated[int, typer.Option(help="New episodes of a gradient step.", min=1, max=65_536)] = 64,
-    protected: Annotated[int, typer.Option(help="Gradient steps at the end that run behind the shield.", min=1)] = 500,
+    protected: Annotated[
+        int | None, typer.Option(help="Gradient steps at the end that run behind the shield; by default half.", min=1)
+    ] = None,
     margin: Annotated[
         float,
         typer.Option(
@@ -38,12 +40,13 @@ def learn(
     """
     keep_compiled(create_home=True)
     from neorl_core.online.analytic_gradient import Config
-    from tasks.learning import check_updates
+    from tasks.learning import CHUNK, check_updates
     from tasks.learning import learn as in_simulator
     from tasks.models.plants.opening import open_run
     from tasks.progress import StageProgress
 
-    settings = Config(updates=updates, protected_updates=protected, episodes=episodes, margin=margin)
+    behind = max(updates // 2 // CHUNK, 1) * CHUNK if protected is None else protected
+    settings = Config(updates=updates, protected_updates=behind, episodes=episodes, margin=margin)
     check_updates(settings)
     run = open_run(config)
     with StageProgress("learn") as progress:

@@ -45,9 +45,9 @@ class Config(NamedTuple):
     """Hyper-parameters of a run."""
 
     hidden: tuple[int, ...] = (64, 64)
-    updates: int = 1000
-    protected_updates: int = 500
-    """Updates at the end that run the composite instead of the bare policy."""
+    updates: int = 600
+    protected_updates: int = 300
+    """Updates at the end that run the composite instead of the policy without the shield."""
     episodes: int = 64
     """Episodes of an update."""
     actor_lr: float = 2e-3

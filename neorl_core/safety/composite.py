@@ -87,7 +87,7 @@ def make_composite(
 
 
 def correction_inputs(seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]) -> Float[Array, " I"]:
-    """Return what a policy that corrects observes: observation with history, state and action of the fallback.
+    """Return the inputs of a correcting policy: observation with history, state and action of the fallback.
 
     Args:
         memory: state of the fallback after it received the observation.
@@ -210,7 +210,8 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
 
     Args:
         plant: supplies the prediction model and the fallback; log-only plants use the composite's fallback.
-        propose: function (`Composite.policy`, observation) -> action; must be `policy_act` for discrete actions.
+        propose: function (`Composite.policy`, observation) -> action; must be `policy_act` for discrete actions. Not
+            used by a composite with a `correction`, which moves the fallback's action.
 
     Returns:
         The controller. Equal arguments return the same object, so that compiled programs are reused.

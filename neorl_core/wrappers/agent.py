@@ -90,7 +90,7 @@ class Agent:
         Raises:
             ValueError: if the composite has only a fallback, or its policy corrects the fallback.
         """
-        if isinstance(self.params, Composite) and self.params.correction is not None:
+        if isinstance(self.params, Composite) and self.params.policy and self.params.correction is not None:
             raise ValueError(
                 f"the policy of the composite for {self.spec.name} corrects the plant's controller, and has no "
                 "action without it: use the composite"

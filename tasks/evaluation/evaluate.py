@@ -18,7 +18,6 @@ from tasks.data.store.episodes import halves, read_logs
 from tasks.data.store.histories import composite_history, run_history
 from tasks.evaluation.cluster import cluster
 from tasks.evaluation.estimators import Episodes, episodes_of, estimates_by_workers, fit_estimators
-from tasks.evaluation.relowering import prepare_lowerings
 from tasks.models.bundles.bundle import load_bundle
 from tasks.models.plants.known import plant_of
 from tasks.references import Champion, Dataset, Evaluation, Interval, Member, MemberEvaluation, Population
@@ -56,8 +55,6 @@ def evaluate(
     Raises:
         BadInput, Refused, ServiceMissing: as `cluster` and `in_order`, with a Dask cluster.
     """
-    # Certification of the plant's controller and of the candidate follows; the processes import JAX meanwhile.
-    prepare_lowerings(2)
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     select, claim = halves(read_logs(store, store.split(run.data.held_out)[1]))
     past, confidence = run_history(run, store), run.evaluate.confidence

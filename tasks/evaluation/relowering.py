@@ -13,10 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 SECONDS = 600.0
 """Time limit of the second lowering; the reactor takes about 4 s, of which imports take 3 s."""
+AHEAD = 3.0
+"""Seconds after which `lowerings_ahead` starts processes."""
 START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import main; main(sys.argv[2])"
 """Python code of the process: it uses this NeoRL, even if another is installed."""
 PACKAGES = "packages"
@@ -148,8 +151,9 @@ def prepare_lowerings(count: int) -> None:
     Args:
         count: number of processes that wait afterwards, at least.
     """
-    with _lock:
-        _waiting.extend(_Process() for _ in range(count - len(_waiting)))
+    with _lock, suppress(OSError):  # a certification starts the missing processes, or fails with a message
+        while len(_waiting) < count:
+            _waiting.append(_Process())
 
 
 @atexit.register
@@ -160,12 +164,29 @@ def discard_lowerings() -> None:
             _waiting.pop().close()
 
 
+@contextmanager
+def lowerings_ahead() -> Iterator[None]:
+    """Prepare the lowerings of the plant's controller and of the candidate, and discard unused processes at the end.
+
+    The processes start after some seconds, because a run that repeats known results ends before.
+    """
+    timer = Timer(AHEAD, prepare_lowerings, (2,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        discard_lowerings()
+
+
 def _taken() -> _Process:
     """Return a process that waits, or a new one."""
     with _lock:
         while _waiting:
             process = _waiting.pop(0)
-            if process.popen.poll() is None:
+            if process.popen.poll() is None and Path(process.folder.name).is_dir():
                 return process
             process.close()
     return _Process()
@@ -177,9 +198,13 @@ class SecondLowering:
     def __init__(self, folder: Path, source: Origin | None, claim: Claim) -> None:
         self._process = _taken()
         box = Path(self._process.folder.name)
-        shutil.copytree(folder, box / "bundle")
-        request = _Request(source=_copied(_located(source, folder), box), claim=claim.model_dump_json())
-        (box / "request.json").write_text(request.model_dump_json())
+        try:
+            shutil.copytree(folder, box / "bundle")
+            request = _Request(source=_copied(_located(source, folder), box), claim=claim.model_dump_json())
+            (box / "request.json").write_text(request.model_dump_json())
+        except BaseException:
+            self.close()
+            raise
         self._process.go()
 
     def lowered(self) -> Lowered:
@@ -272,10 +297,11 @@ def main(folder: str) -> None:
     os.umask(0o077)
     os.environ["TMPDIR"] = str(box)
     held = restrict(box, Path(__file__).parents[2])
-    sys.path.insert(0, str(box / PACKAGES))
     _import_all()
     if not sys.stdin.readline():
         return
+    # Only now, because Python remembers that a folder did not exist.
+    sys.path.insert(0, str(box / PACKAGES))
     request = _Request.model_validate_json((box / "request.json").read_bytes())
     claim = Claim.model_validate_json(request.claim)
     found = programs_of(box / "bundle", request.source, claim)

@@ -19,7 +19,7 @@ from pettingzoo.test import parallel_api_test, parallel_seed_test
 from configs.errors import BadInput
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.fit import FitResult, fit
-from neorl_core.networks import Policy, actor_init, policy_act
+from neorl_core.networks import Normaliser, Policy, actor_init, policy_act
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import composite_controller, make_composite
@@ -345,7 +345,9 @@ def test_bundle_agent_is_shielded_controller(tmp_path: Path) -> None:
         observation, *_ = env.step(action)
     with pytest.raises(ValueError, match="has no policy, only a fallback"):
         agent.train(None)  # type: ignore[arg-type]
-    correcting = composite._replace(correction=jnp.ones(1))
+    normaliser = Normaliser(jnp.zeros(8), jnp.ones(8), jnp.zeros(1), jnp.ones(1))
+    policy = Policy(actor_init(jax.random.key(0), 8, 1, (4,)), normaliser)
+    correcting = composite._replace(policy=policy, correction=jnp.ones(1))
     with pytest.raises(ValueError, match="has no action without it: use the composite"):
         CoreAgent(correcting, REACTOR.spec, REACTOR).train(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is missing: pass the argument `plant`"):

@@ -182,6 +182,8 @@ def _misfit(composite: Params, plant: Plant | Process) -> str | None:
         fault = _misfit_of_plant(composite, plant)
     if fault is None and composite.history is not None:
         fault = _misfit_of_history(composite.history, plant.spec)
+    if fault is None and composite.policy is None and composite.correction is not None:
+        return "a correction without a policy"
     if fault is not None or composite.policy is None:
         return fault
     if composite.correction is None:
@@ -201,9 +203,12 @@ def _misfit_of_correction(composite: Composite, plant: Plant) -> str | None:
     if not _alike(composite.correction, _zeros((acting,))):
         return "another correction"
     observation = jnp.zeros(plant.spec.observation.size)
-    memory = jax.eval_shape(plant.fallback.init, composite.fallback, observation)
+    memory = jax.eval_shape(plant.fallback.init, plant.fallback_params, observation)
     added = jax.eval_shape(correction_inputs, jnp.zeros(0), memory, jnp.zeros(acting)).shape[0]
-    return _misfit_of_policy(composite.policy, plant.spec, composite.history, added)
+    policy: Params = composite.policy
+    fault = _misfit_of_policy(policy, plant.spec, composite.history, added)
+    # Recurrent and graph networks would ignore the added inputs.
+    return "another network" if fault is None and {"gru", "graph"} & set(policy.params) else fault
 
 
 def _misfit_of_plant(composite: Composite, plant: Plant) -> str | None:

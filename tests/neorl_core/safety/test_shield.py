@@ -278,7 +278,7 @@ def summing(params: Any, total: Array, observation: Array, applied: Array) -> An
 
 
 def correcting() -> tuple[Plant, Any]:
-    """A fallback with a state, and a policy whose network gives tanh of the normalised state of the fallback."""
+    """A fallback with a state, and a network that returns tanh of the normalised state of the fallback."""
     plant = tank(Controller(lambda params, observation: jnp.zeros(()), summing))
     # Inputs: level, valve, sum, action of the fallback.
     kernel = jnp.array([[0.0], [0.0], [1.0], [0.0]])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
 from benchmarks.redteam.plants import ASK, HIDE, NOTICE, hidden_counts, lower_twice, noticing
 from configs.errors import NeoRLError, Refused
 from tasks.evaluation import relowering
-from tasks.evaluation.relowering import discard_lowerings, prepare_lowerings
+from tasks.evaluation.relowering import discard_lowerings, lowerings_ahead, prepare_lowerings
 
 SLOW = pytest.mark.slow
 
@@ -58,3 +60,24 @@ def test_an_unused_process_ends_with_its_parent() -> None:
     assert process.popen.wait(60) == 0
     discard_lowerings()
     assert not Path(process.folder.name).exists()
+
+
+def test_processes_start_ahead_and_end_with_the_retraining(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relowering, "AHEAD", 3600.0)
+    with lowerings_ahead():
+        assert not relowering._waiting
+    monkeypatch.setattr(relowering, "AHEAD", 0.0)
+    started: list[Any] = []
+    done = Event()
+
+    def prepare(count: int) -> None:
+        prepare_lowerings(count)
+        started.extend(relowering._waiting)
+        done.set()
+
+    monkeypatch.setattr(relowering, "prepare_lowerings", prepare)
+    with lowerings_ahead():
+        assert done.wait(60)
+    assert len(started) == 2
+    assert all(process.popen.returncode is not None for process in started)
+    assert not relowering._waiting

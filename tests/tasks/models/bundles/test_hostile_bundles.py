@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,13 @@ def test_a_correcting_policy_comes_back_and_fits_no_other_inputs(tmp_path: Path)
         load_bundle(forged(tmp_path / "fewer", sound, None, policy__normaliser__mean=np.zeros(OBSERVED, np.float32)))
     with pytest.raises(Refused, match="unused array"):
         load_bundle(forged(tmp_path / "none", sound, lambda m: fields(m).pop("correction")))
+    alone = tmp_path / "alone"
+    save_bundle(alone, make_composite(PLANTS[NAME]), NAME)
+    for value in ({"array": "correction"}, history([1] * OBSERVED, [0] * ACTING)):
+        change = partial(lambda value, m: fields(m).update(correction=value), value)
+        added = {"correction": np.zeros(ACTING, np.float32)} if "array" in value else {}
+        with pytest.raises(Refused, match="a correction without a policy"):
+            load_bundle(forged(tmp_path / f"alone {sorted(value)}", alone, change, **added))
 
 
 @pytest.mark.parametrize("value", ["text", 2**40, 10**400], ids=["text", "large", "huge"])
