@@ -35,8 +35,6 @@ from neorl_core.types import Params, Plant, PlantSpec, varies
 
 OBSERVED = 64
 """Episodes of the plant's controller that determine the normaliser."""
-
-
 FIRST = 0.01
 """Factor of the last layer's first weights."""
 
@@ -51,8 +49,6 @@ class Config(NamedTuple):
     episodes: int = 64
     """Episodes of an update."""
     actor_lr: float = 2e-3
-    reach: float = 1.0
-    """Largest correction of the controller's action, as a multiple of half of the action's range."""
     margin: float = 0.15
     """Margin below which a step is penalised, as a share of the limit's width (in the limit's unit if one-sided)."""
     margin_weight: float = 100.0
@@ -121,9 +117,8 @@ def init(key: PRNGKeyArray, setting: Setting) -> State:
 
 
 def composite_of(actor: Params, setting: Setting) -> Composite:
-    """Return the composite of an actor."""
-    policy = Policy(actor, setting.normaliser)
-    reach = setting.config.reach * setting.normaliser.action_half_range
+    """Return the composite of an actor, which moves the controller's action by at most half of the action's range."""
+    policy, reach = Policy(actor, setting.normaliser), setting.normaliser.action_half_range
     return make_composite(setting.plant, policy, setting.shield, correction=reach)
 
 

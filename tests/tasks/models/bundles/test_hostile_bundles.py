@@ -26,7 +26,7 @@ from neorl_core.history import stacked_size
 from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence
-from neorl_core.safety.composite import make_composite
+from neorl_core.safety.composite import Composite, make_composite
 from neorl_core.types import History
 from tasks.evaluation.servability import serve_check
 from tasks.files.arrays import npz_bytes, read_npz
@@ -193,18 +193,22 @@ def test_forged_bundles_are_refused_in_one_sentence(sound: Path, tmp_path: Path)
         assert "\n" not in str(caught.value), what
 
 
+def returned(folder: Path, composite: Composite) -> Path:
+    """Save a composite, check that it comes back unchanged, and return the folder."""
+    _, loaded = load_bundle(folder, save_bundle(folder, composite, NAME))
+    assert jax.tree.structure(loaded) == jax.tree.structure(composite)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
+        np.testing.assert_array_equal(one, other)
+    return folder
+
+
 def test_a_recurrent_policy_comes_back_and_reads_no_other_history(tmp_path: Path) -> None:
     given = History((2,) + (0,) * (OBSERVED - 1), (1,) * ACTING)
     seen = stacked_size(given)
     normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(ACTING), jnp.ones(ACTING))
     actor = actor_init(jax.random.key(0), seen, ACTING, (8,), Recurrence(given, 4))
     composite = make_composite(PLANTS[NAME], Policy(actor, normaliser), history=given)
-    sound = tmp_path / "sound"
-    digest = save_bundle(sound, composite, NAME)
-    _, loaded = load_bundle(sound, digest)
-    assert jax.tree.structure(loaded) == jax.tree.structure(composite)
-    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
-        np.testing.assert_array_equal(one, other)
+    sound = returned(tmp_path / "sound", composite)
 
     def unit(manifest: Manifest) -> dict[str, Any]:
         found: dict[str, Any] = fields(manifest, "policy")["params"]["dict"]["gru"]["dict"]
@@ -244,12 +248,7 @@ def test_a_correcting_policy_comes_back_and_fits_no_other_inputs(tmp_path: Path)
     normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(ACTING), jnp.ones(ACTING))
     policy = Policy(actor_init(jax.random.key(0), seen, ACTING, (8,)), normaliser)
     composite = make_composite(PLANTS[NAME], policy, correction=jnp.full(ACTING, 2.0))
-    sound = tmp_path / "sound"
-    digest = save_bundle(sound, composite, NAME)
-    _, loaded = load_bundle(sound, digest)
-    assert jax.tree.structure(loaded) == jax.tree.structure(composite)
-    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
-        np.testing.assert_array_equal(one, other)
+    sound = returned(tmp_path / "sound", composite)
     with pytest.raises(Refused, match="another correction"):
         load_bundle(forged(tmp_path / "longer", sound, None, correction=np.zeros(ACTING + 1, np.float32)))
     with pytest.raises(Refused, match="another policy"):
