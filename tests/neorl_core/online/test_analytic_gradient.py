@@ -161,17 +161,19 @@ def test_the_first_actor_hardly_moves_the_controller() -> None:
 
 
 def test_the_normaliser_covers_observation_state_and_action_of_the_controller() -> None:
-    # A controller that sums the observation: its state is the sum, its action the sum times −0.1.
+    # The controller sums observations and applied actions: its state is the sum, its action the sum times −0.1.
     def act(params: Any, total: Any, observation: Any, applied: Any) -> Any:
-        return total + observation[0], jnp.asarray([-0.1 * (total + observation[0])])
+        total = total + observation[0] + applied[0]
+        return total, jnp.asarray([-0.1 * total])
 
     plant = LINEAR._replace(fallback=Controller(lambda p, o: jnp.zeros(()), act))
     normaliser = observe(plant, jax.random.key(9))
     keys = jax.random.split(jax.random.key(9), 64)
     seen = rollouts(plant, plant.fallback, (), keys, (), trace=True).trajectory
     assert seen is not None
-    x = np.asarray(seen.observations, np.float64)[..., 0]
-    rows = np.stack([x, np.cumsum(x, 1), -0.1 * np.cumsum(x, 1)], -1).reshape(-1, 3)
+    x, actions = (np.asarray(part, np.float64)[..., 0] for part in (seen.observations, seen.actions))
+    total = np.cumsum(x + np.concatenate([np.zeros((64, 1)), actions[:, :-1]], 1), 1)
+    rows = np.stack([x, total, -0.1 * total], -1).reshape(-1, 3)
     np.testing.assert_allclose(normaliser.mean, rows.mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(normaliser.scale, rows.std(0), rtol=1e-4)
     np.testing.assert_array_equal(normaliser.action_half_range, [4.0])
