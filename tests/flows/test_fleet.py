@@ -189,8 +189,6 @@ def test_sites_are_retrained_without_core_information(monkeypatch: pytest.Monkey
         assert runner is not None
 
 
-# Collecting garbage also finds sockets that earlier tests of this process left open.
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux counts a process's memory mappings")
 def test_programs_are_dropped_between_sites(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
