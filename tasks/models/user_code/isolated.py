@@ -117,7 +117,7 @@ class _Process:
         return answer, program.read_bytes() if program.exists() else b""
 
     def _printed(self) -> str:
-        """Return what the process printed since the last call, and print it here."""
+        """Print the new output of the process here, and return the output."""
         with self._said.open("rb") as file:
             file.seek(self._read)
             data = file.read()
@@ -165,7 +165,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
     """Check a user's algorithm in its process.
 
     Returns:
-        An algorithm whose functions call the programs of the process, and the restrictions of the process.
+        An algorithm that calls the programs of the process, and the restrictions of the process.
 
     Raises:
         BadInput: if the algorithm violates the contract.
@@ -435,7 +435,8 @@ def _lower(algorithm: Algorithm, request: dict[str, Any]) -> tuple[dict[str, Any
         batches = Transition(**{**dict.fromkeys(Transition._fields), **dict(zip(request["given"], rest, strict=False))})
         after, metrics = getattr(algorithm, request["function"])(state, batches, key)
         if jax.tree.map(lambda _: 0, after) != jax.tree.map(lambda _: 0, state):
-            raise ValueError("update must return a state with the same arrays as its argument")
+            name = request["function"]
+            raise ValueError(f"{name} must return a state with the same arrays as its argument")
         described[:] = [_described(metrics)]
         return (*jax.tree.leaves(after), *jax.tree.leaves(metrics))
 
