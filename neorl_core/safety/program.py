@@ -26,6 +26,10 @@ from neorl_core.types import Controller, Params, Plant
 IMPLEMENTATION = "threefry2x32"
 """Generator of the episodes' keys."""
 CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @\"?([\w.$-]+)")
+COMPUTING = re.compile(r"(lapack|cu\w*|hip\w*)_\w+_ffi|Eigh|LuDecomposition|Qr|ApproxTopK|Sharding")
+"""Custom calls that only compute, and check the shapes of their arguments."""
+TRANSFER = re.compile(r"\b\w+\.(infeed|outfeed|send|recv)\b")
+"""Operations that exchange data with the host."""
 LOCATION = re.compile(
     r' loc\((?:#loc\d*|unknown|"(?:[^"\\]|\\.)*"(?:\(#loc\d*\))?'
     r"|callsite\((?:#loc\d*|unknown) at (?:#loc\d*|unknown)\))\)"
@@ -86,6 +90,53 @@ def read_program(data: bytes) -> Program:
     return Program(export.deserialize(bytearray(data)))
 
 
+def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") -> Program:
+    """Lower a function to a program of the leaves of its arguments, which returns the leaves of the result.
+
+    Args:
+        arguments: shapes and dtypes of the arguments.
+        platform: platform of the program, as `jax.export` names it.
+
+    Raises:
+        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+    """
+    leaves, tree = jax.tree.flatten(arguments)
+
+    # Leaves only, so that a program can be stored without the classes of its arguments.
+    @jax.jit
+    def flat(*leaves: Any) -> tuple[Any, ...]:
+        return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
+
+    called = sorted(set(_host_calls(flat.trace(*leaves).jaxpr.jaxpr)))
+    if called:
+        raise ImpureProgram(f"the program calls the host by '{called[0]}': compute with JAX only")
+    try:
+        exported = export.export(flat, platforms=(platform,))(*leaves)
+    except ValueError as error:
+        # JAX refuses custom calls without a guarantee that their meaning stays.
+        if not (unknown := CUSTOM_CALL.search(str(error))):
+            raise
+        raise ImpureProgram(
+            f"the program makes the custom call '{unknown[1]}', which may read anything: use JAX's own operations"
+        ) from error
+    return Program(exported)
+
+
+def check_pure(program: Program) -> Program:
+    """Return a program from another process, if it can only compute.
+
+    Raises:
+        ImpureProgram: if the program could call the host or run a kernel of its own.
+    """
+    exported, text = program.exported, program.exported.mlir_module()
+    effects = exported.ordered_effects or exported.unordered_effects
+    called = CUSTOM_CALL.findall(text)
+    unknown = [name for name in called if not COMPUTING.fullmatch(name)]
+    if effects or unknown or text.count("custom_call") != len(called) or TRANSFER.search(text):
+        raise ImpureProgram(f"the program does more than compute, got {', '.join(unknown) or 'side effects'}")
+    return program
+
+
 def simulator_program(plant: Plant, domain: Params) -> Program:
     """Lower one step of a simulator from the start of an episode, with constants drawn from the operating domain.
 
@@ -105,7 +156,7 @@ def simulator_program(plant: Plant, domain: Params) -> Program:
         return observation, plant.step(noise, state, clip_to(plant.spec.action, action), params)
 
     action = _shape((plant.spec.action.size,), jnp.float32)
-    return _program(step, _shape((2,), jnp.uint32), _abstract(domain), action)
+    return lower(step, _shape((2,), jnp.uint32), _abstract(domain), action)
 
 
 def episode_program(plant: Plant, controller: Controller, params: Params, domain: Params, batch: int) -> Program:
@@ -129,7 +180,7 @@ def episode_program(plant: Plant, controller: Controller, params: Params, domain
         found: EpisodeResult = rollouts(plant, controller, params, keys, domain)
         return found
 
-    return _program(episodes, _shape((batch, 2), jnp.uint32), _abstract(params), _abstract(domain))
+    return lower(episodes, _shape((batch, 2), jnp.uint32), _abstract(params), _abstract(domain))
 
 
 def run_episodes(program: Program) -> Callable[..., EpisodeResult]:
@@ -160,29 +211,6 @@ def first_difference(here: str, there: str) -> str:
         if line.startswith("+") and added is None:
             added = line[1:].strip()
     return "" if removed is added is None else f"{(removed or 'nothing')[:200]} / {(added or 'nothing')[:200]}"
-
-
-def _program(function: Callable[..., Any], *arguments: Any) -> Program:
-    leaves, tree = jax.tree.flatten(arguments)
-
-    # Leaves only, so that a program can be stored without the classes of its arguments.
-    @jax.jit
-    def flat(*leaves: Any) -> tuple[Any, ...]:
-        return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
-
-    called = sorted(set(_host_calls(flat.trace(*leaves).jaxpr.jaxpr)))
-    if called:
-        raise ImpureProgram(f"the program calls the host by '{called[0]}': compute with JAX only")
-    try:
-        exported = export.export(flat, platforms=("cpu",))(*leaves)
-    except ValueError as error:
-        # JAX refuses custom calls without a guarantee that their meaning stays.
-        if not (unknown := CUSTOM_CALL.search(str(error))):
-            raise
-        raise ImpureProgram(
-            f"the program makes the custom call '{unknown[1]}', which may read anything: use JAX's own operations"
-        ) from error
-    return Program(exported)
 
 
 def _host_calls(jaxpr: Any) -> Iterator[str]:

@@ -30,7 +30,7 @@ from tasks.evidence.claims import Claim
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import write_atomic
 from tasks.models.bundles.manifest import read_manifest
-from tasks.models.user_code.loading import covered_files, find_installed
+from tasks.models.user_code.loading import copy_code, find_installed
 
 if TYPE_CHECKING:
     from neorl_core.safety.program import Program
@@ -274,13 +274,7 @@ def _copied(source: Origin | None, box: Path) -> Origin | None:
     code = source.code if isinstance(source, SiteOf) else source
     if not isinstance(code, UserCode):
         return source
-    folder = box / ("project" if code.project else PACKAGES)
-    for name, data in covered_files(code).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-    if code.project is None:
-        return source
-    moved = code.model_copy(update={"project": folder})
+    moved = copy_code(code, box / ("project" if code.project else PACKAGES))
     return source.model_copy(update={"code": moved}) if isinstance(source, SiteOf) else moved
 
 
@@ -292,7 +286,7 @@ def main(folder: str) -> None:
     box = Path(folder)
     # The first process compiles meanwhile, which takes longer.
     os.nice(10)
-    from tasks.evaluation.sandbox import restrict
+    from tasks.files.sandbox import restrict
 
     os.umask(0o077)
     os.environ["TMPDIR"] = str(box)

@@ -86,11 +86,14 @@ class TrainedLearner(Reference):
     """Learning curves of all members, including diverged ones."""
     steps_per_second: float
     placement: Placement
+    isolation: str = ""
+    """Restrictions of the process that executed a user's algorithm; empty for a built-in algorithm."""
 
     def __str__(self) -> str:
         how = "in processes" if self.placement.processes else "in one program"
         rate = f", {self.steps_per_second:,.0f} updates/s" if self.steps_per_second else ""
-        return f"{self.algorithm} {self.updates:,} updates, {how}{rate}"
+        isolated = f", code isolated ({self.isolation})" if self.isolation else ""
+        return f"{self.algorithm} {self.updates:,} updates, {how}{rate}{isolated}"
 
 
 class Population(Reference):

@@ -180,6 +180,7 @@ def _trained(
         curves=write_atomic(folder / "curves.npz", npz_bytes({"step": plan.steps, **trained.state.curves})),
         steps_per_second=trained.rate,
         placement=trained.placement,
+        isolation=algorithm_of(training.run.train).isolation,
     )
     return learner, [policy if good else None for policy, good in zip(found, sound, strict=True)]
 

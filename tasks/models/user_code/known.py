@@ -21,6 +21,8 @@ class KnownAlgorithm(NamedTuple):
     """Built-in modules of the algorithm, or those that its code imports."""
     source: UserCode | None = None
     """Code of the algorithm; None if built in."""
+    isolation: str = ""
+    """Restrictions of the process that executes the code; empty if built in."""
 
     def sources(self, *modules: str) -> str:
         """Return one digest of the algorithm's code, the given built-in modules, and all that they import."""

@@ -165,6 +165,18 @@ def covered_files(code: UserCode) -> dict[Path, bytes]:
     return found
 
 
+def copy_code(code: UserCode, folder: Path) -> UserCode:
+    """Copy the sources that the digest covers to a folder, and return the code at its new place.
+
+    Raises:
+        Refused: if the sources do not have the digest.
+    """
+    for name, data in covered_files(code).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return code.model_copy(update={"project": folder}) if code.project else code
+
+
 def changed(name: str, expected: str, got: str) -> Refused:
     """Return the error for code with another digest than the recorded one."""
     return Refused(f"the code of {name} has digest {got}, must be {expected}: restore the original sources, or retrain")

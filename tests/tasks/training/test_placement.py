@@ -71,4 +71,5 @@ def test_an_algorithm_that_prints_is_trained_in_processes(
     assert found.learners[0].placement == Placement(processes=True, reason="the run's configuration says so")
     assert [member.index for member in found.members] == [0, 1]
     assert set(told) <= {0, 10, 20, 30, 40}
-    assert capfd.readouterr().err.count("begins to clone") == 2
+    # This process and both members each have an isolated process.
+    assert capfd.readouterr().err.count("begins to clone") == 3

@@ -17,7 +17,8 @@ from neorl_core.fit import fit
 from neorl_core.networks import policy_act
 from neorl_core.types import Transition
 from tasks.models.plants.opening import opened_learners
-from tasks.models.user_code.algorithms import TRIED, KnownAlgorithm, algorithm_at, opened_learner
+from tasks.models.user_code.algorithms import KnownAlgorithm, algorithm_at, opened_learner
+from tasks.models.user_code.contract import TRIED
 from tasks.models.user_code.loading import find_code, import_code
 from tasks.training.population import learning_sources, training_run
 from tasks.training.train import train

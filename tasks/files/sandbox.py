@@ -1,7 +1,7 @@
 """Restrict a process to reading NeoRL and Python, and to writing one folder, by Linux's own means.
 
-Neither means needs privileges: Landlock (Linux 5.13) limits files, a user namespace with an empty network namespace
-removes every network interface. Call this before the process starts a thread.
+Neither means needs privileges: Landlock (Linux 5.13) limits files and signals, a user namespace with an empty network
+namespace removes every network interface. Call this before the process starts a thread.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ RIGHTS = ((5, 1 << 16), (3, 1 << 15), (2, 1 << 14), (1, 1 << 13))
 """(Version of Landlock, first bit beyond the file rights that it knows), newest first."""
 NETWORK = 4
 """Version of Landlock that limits TCP; a ruleset then has a second field."""
+SCOPES = 6
+"""Version that limits signals to other processes; a ruleset then has a third field."""
 SYSTEM = (
     "/usr",
     "/lib",
@@ -64,7 +66,9 @@ def _landlock(libc: ctypes.CDLL, folder: Path, code: Path) -> int:
     if version < 1:
         return 0
     rights = next(bits for least, bits in RIGHTS if version >= least) - 1
-    attributes = struct.pack("<QQ", rights, 0b11) if version >= NETWORK else struct.pack("<Q", rights)
+    # Rights on files, on TCP, and the scopes: abstract sockets and signals.
+    fields = (rights, 0b11, 0b11)[: 1 + (version >= NETWORK) + (version >= SCOPES)]
+    attributes = struct.pack(f"<{len(fields)}Q", *fields)
     ruleset = int(libc.syscall(CREATE_RULESET, attributes, len(attributes), 0))
     if ruleset < 0:
         return 0

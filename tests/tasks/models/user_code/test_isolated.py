@@ -1,0 +1,161 @@
+"""A user's algorithm in its process: attacks have no effect outside, and programs give the same results."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs.errors import BadInput, Refused
+from configs.home import Home
+from neorl_core.fit import FitResult, fit
+from neorl_core.safety.program import ImpureProgram, check_pure
+from neorl_core.training.population import Algorithm
+from neorl_core.types import Transition
+from tasks.models.user_code import isolated
+from tasks.models.user_code.algorithms import algorithm_at, algorithm_of_code, opened_learner
+from tasks.models.user_code.contract import TRIED, load_algorithm
+from tasks.models.user_code.loading import ALGORITHM, find_code
+from tasks.training.train import train
+from tests.small_data import reactor_dataset, reactor_run
+
+FILE = "algorithms/median_cloning.py"
+LOSS = "    return jnp.mean(jnp.abs("
+
+
+def attacking(project: Path, code: str, traced: bool) -> str:
+    """Add code at the import, or in the traced loss."""
+    path = project / FILE
+    text = path.read_text()
+    if traced:
+        path.write_text(text.replace(LOSS, f"    {code}\n{LOSS}"))
+    else:
+        path.write_text(text.replace("class Config(", f"{code}\n\n\nclass Config(", 1))
+    return FILE
+
+
+def toy(algorithm: Algorithm) -> FitResult:
+    draw = np.random.default_rng(1)
+    shapes = ((200, 3), (200, 2), (200,), (200,), (200, 3))
+    fields = [jnp.asarray(draw.uniform(-1, 1, shape), jnp.float32) for shape in shapes]
+    logged = Transition(*fields, jnp.zeros(200))
+    return fit(logged, TRIED, algorithm, updates=20, seeds=[0, 1], overrides={"hidden": [8]}, batch_size=16)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_environment_is_empty(project: Path, monkeypatch: pytest.MonkeyPatch, traced: bool) -> None:
+    monkeypatch.setenv("NEORL_SECRET", "swordfish")
+    with pytest.raises(BadInput, match=r"KeyError.*NEORL_SECRET") as refused:
+        algorithm_at(attacking(project, "import os; os.environ['NEORL_SECRET']", traced), project)
+    assert "median_cloning.py" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_no_file_outside_is_written_or_read(project: Path, traced: bool) -> None:
+    target = project.parent / "home" / "planted"
+    target.parent.mkdir(exist_ok=True)
+    secret = project.parent / "secret"
+    secret.write_text("swordfish")
+    original = (project / FILE).read_text()
+    for code in (f"open({str(target)!r}, 'w')", f"open({str(secret)!r})"):
+        (project / FILE).write_text(original)
+        with pytest.raises(BadInput, match=r"PermissionError.*median_cloning|median_cloning.*PermissionError"):
+            algorithm_at(attacking(project, code, traced), project)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_no_connection_reaches_a_server(project: Path, traced: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
+        with pytest.raises(BadInput, match="algorithms/median_cloning"):
+            algorithm_at(attacking(project, code, traced), project)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_an_error_names_file_and_line(project: Path) -> None:
+    code = "raise ValueError('wrong batch')"
+    found = algorithm_at(attacking(project, f"if batch.reward.shape != (4,): {code}", True), project)
+    with pytest.raises(BadInput, match="ValueError: wrong batch: correct it") as refused:
+        toy(found.algorithm)
+    assert f"{project / FILE} line " in str(refused.value)
+
+
+def test_calls_of_the_host_are_refused(project: Path) -> None:
+    found = algorithm_at(attacking(project, "jax.debug.print('{x}', x=batch.reward)", True), project)
+    with pytest.raises(BadInput, match="the program calls the host by 'debug"):
+        toy(found.algorithm)
+
+
+def test_a_forged_program_is_refused() -> None:
+    """A process that the user's code controls can answer with any program."""
+
+    name = "xla_ffi_python_cpu_callback"
+    called = jax.jit(jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((), jnp.float32)))
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name)]
+    exported = jax.export.export(called, disabled_checks=checks)(jnp.float32(0))
+    with pytest.raises(ImpureProgram, match="callback"):
+        check_pure(isolated.Program(exported))
+
+
+def test_an_end_of_the_process_is_one_sentence(project: Path) -> None:
+    code = "import os; print('no luck', flush=True); os._exit(3)"
+    with pytest.raises(Refused, match=r"isolated process of .*median_cloning.py ended \(no luck\)"):
+        algorithm_at(attacking(project, code, False), project)
+
+
+def test_programs_give_the_results_of_the_code(project: Path) -> None:
+    found = algorithm_at(FILE, project)
+    assert found.isolation
+    apart = toy(found.algorithm)
+    # A restarted process gives the same programs.
+    isolated.end_process()
+    here = toy(load_algorithm(find_code(FILE, project, ALGORITHM)))
+    for one, other in zip(jax.tree.leaves(apart.policies), jax.tree.leaves(here.policies), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_this_process_never_imports_the_code(project: Path) -> None:
+    marker = project.parent / "imported"
+    original = (project / FILE).read_text()
+    guard = f"import sys\nif 'pytest' in sys.modules: open({str(marker)!r}, 'w')\n"
+    (project / FILE).write_text(original.replace("class Config(", f"{guard}\n\nclass Config(", 1))
+    toy(algorithm_at(FILE, project).algorithm)
+    assert not marker.exists()
+
+
+class Killed(Exception):
+    """Ends a training after a checkpoint."""
+
+
+@pytest.mark.slow
+def test_a_stopped_training_resumes_bit_for_bit(project: Path, tmp_path: Path) -> None:
+    settings = {"algorithm": FILE, "updates": 40, "checkpoint_every": 10, "hyperparameters": {"hidden": [8]}}
+    run = reactor_run(train=settings)
+    opened = run.model_copy(update={"train": opened_learner(run.train, project)})
+
+    def stop(done: int, *_: object) -> None:
+        if done == 20:
+            raise Killed
+
+    homes = [Home(tmp_path / name) for name in ("whole", "stopped")]
+    datasets = [reactor_dataset(home, tmp_path, 0.1) for home in homes]
+    whole = train(homes[0], opened, datasets[0])
+    with pytest.raises(Killed):
+        train(homes[1], opened, datasets[1], stop)
+    # A new process of NeoRL has a new isolated process and nothing compiled.
+    isolated.end_process()
+    algorithm_of_code.cache_clear()
+    jax.clear_caches()
+    told: list[int] = []
+    resumed = train(homes[1], opened, datasets[1], lambda done, *_: told.append(done))
+    assert told[0] == 20
+    assert [member.bundle.digest for member in resumed.members] == [member.bundle.digest for member in whole.members]
+    assert resumed.learners[0].isolation == whole.learners[0].isolation != ""
