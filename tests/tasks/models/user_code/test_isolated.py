@@ -44,7 +44,7 @@ def attacking(project: Path, code: str, traced: bool) -> str:
 @cache
 def restrictions() -> str:
     """Return the restrictions of processes on this system."""
-    code = "import sys; from pathlib import Path; from tasks.files.sandbox import restrict; print(restrict(Path(), Path()))"
+    code = "from pathlib import Path; from tasks.files.sandbox import restrict; print(restrict(Path(), Path()))"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
