@@ -18,10 +18,10 @@ import tempfile
 import threading
 import traceback
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -32,11 +32,10 @@ from configs.code import UserCode
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.strict import NAME
 from neorl_core.algorithms import ALGORITHMS
-from neorl_core.networks import Params
 from neorl_core.safety.program import IMPLEMENTATION, ImpureProgram, Program, check_pure, lower, read_program
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Metrics
-from neorl_core.types import PlantSpec, Transition
+from neorl_core.types import Params, PlantSpec, Transition
 from tasks.files.canonical import sha256_hex
 from tasks.files.sandbox import restrict
 from tasks.files.spec import spec_of_record, spec_record
@@ -56,6 +55,42 @@ class _Origin(NamedTuple):
     """`spec_record` as JSON."""
     fixed: str
     """Settings that are not arrays, as JSON."""
+
+
+class _Request(TypedDict, total=False):
+    """A request to the process: to describe the algorithm, or to lower a function."""
+
+    do: str
+    function: str
+    spec: str
+    """As in `_Origin`."""
+    fixed: str
+    varied: Sequence[str]
+    """Settings that `init` receives as arrays."""
+    given: Sequence[str]
+    """Fields of the batches that are not None."""
+    precision: str | None
+    platform: str
+    leaves: list[Any]
+    """Shape and dtype of each argument."""
+    levels: Sequence[tuple[int, list[bool]]]
+    """For each `vmap`, from inside: the size, and whether each argument has the axis."""
+
+
+class _Answer(TypedDict, total=False):
+    """The answer of the process, which is not trusted."""
+
+    error: str
+    refused: bool
+    isolation: str
+    name: str
+    settings: dict[str, Any]
+    batches_per_update: int
+    usual_updates: int
+    discrete: bool
+    warm_up: bool
+    result: list[Any]
+    """Tree of a function's result, as `_described` writes it."""
 
 
 class _Process:
@@ -85,7 +120,7 @@ class _Process:
     def running(self) -> bool:
         return self._popen.poll() is None and Path(self._box.name).is_dir()
 
-    def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    def ask(self, request: _Request) -> tuple[_Answer, bytes]:
         """Return the answer to a request, and the program that belongs to it.
 
         Raises:
@@ -148,7 +183,7 @@ def end_process() -> None:
             _current.pop().close()
 
 
-def _ask(code: UserCode, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _ask(code: UserCode, request: _Request) -> tuple[_Answer, bytes]:
     with _lock:
         if not (_current and _current[0].code == code and _current[0].running):
             end_process()
@@ -158,7 +193,7 @@ def _ask(code: UserCode, request: dict[str, Any]) -> tuple[dict[str, Any], bytes
 
 class _Lowered(NamedTuple):
     program: Program
-    answer: dict[str, Any]
+    answer: _Answer
 
 
 def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
@@ -176,7 +211,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
     known: dict[str, _Lowered] = {}
     origins: dict[Any, _Origin] = {}
 
-    def lowered(request: dict[str, Any]) -> _Lowered:
+    def lowered(request: _Request) -> _Lowered:
         name = json.dumps(request)
         with _lock:
             if name not in known:
@@ -187,14 +222,18 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
                     raise BadInput(f"{place}: {error}: compute with JAX only") from error
             return known[name]
 
-    def call(function: str, origin: _Origin, arguments: Any, **more: Any) -> tuple[list[Any], dict[str, Any]]:
+    def call(
+        function: str, origin: _Origin, arguments: Any, varied: Sequence[str] = (), given: Sequence[str] = ()
+    ) -> tuple[list[Any], _Answer]:
         """Return the leaves of a function's result, and the description of the result."""
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
-        base = {
+        base: _Request = {
             "do": "lower",
             "function": function,
-            **origin._asdict(),
-            **more,
+            "spec": origin.spec,
+            "fixed": origin.fixed,
+            "varied": varied,
+            "given": given,
             "precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
             "platform": default_export_platform(),
         }
@@ -253,7 +292,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
 
 
 def _batched(
-    lowered: Callable[[dict[str, Any]], _Lowered], base: dict[str, Any], levels: tuple[tuple[int, list[bool]], ...]
+    lowered: Callable[[_Request], _Lowered], base: _Request, levels: tuple[tuple[int, list[bool]], ...]
 ) -> Callable[..., tuple[Any, ...]]:
     """Return a function that calls a program. JAX cannot vectorise programs, so `vmap` asks for a vectorised one."""
 
@@ -359,7 +398,7 @@ def main(folder: str) -> None:
     loaded: list[Algorithm] = []
     while True:
         request = json.loads(requests.get())
-        answer: dict[str, Any]
+        answer: _Answer
         try:
             if not loaded:
                 loaded.append(load_algorithm(code))
@@ -397,7 +436,7 @@ def _place(error: BaseException, code: UserCode) -> str:
     return lines[-1] if lines else f"{tree.file(code.module)}: {code.attribute}"
 
 
-def _description(algorithm: Algorithm) -> dict[str, Any]:
+def _description(algorithm: Algorithm) -> _Answer:
     settings = algorithm.Config()._asdict()
     return {
         "name": algorithm.name,
@@ -409,7 +448,7 @@ def _description(algorithm: Algorithm) -> dict[str, Any]:
     }
 
 
-def _lower(algorithm: Algorithm, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _lower(algorithm: Algorithm, request: _Request) -> tuple[_Answer, bytes]:
     """Lower one function of an algorithm, vectorised as requested."""
     spec = spec_of_record(json.loads(request["spec"]))
     config = algorithm.Config(**{name: _decoded(value) for name, value in json.loads(request["fixed"]).items()})
