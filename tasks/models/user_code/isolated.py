@@ -60,8 +60,8 @@ class _Origin(NamedTuple):
 class _Request(TypedDict, total=False):
     """A request to the process: to describe the algorithm, or to lower a function."""
 
-    do: str
     function: str
+    """Function of the algorithm, or "describe"."""
     spec: str
     """As in `_Origin`."""
     fixed: str
@@ -206,7 +206,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         BadInput: if the algorithm violates the contract.
         Refused: if the code has changed, or the process ended.
     """
-    answer, _ = _ask(code, {"do": "describe"})
+    answer, _ = _ask(code, {"function": "describe"})
     place = f"{tree_of(code).file(code.module)}: {code.attribute}"
     known: dict[str, _Lowered] = {}
     origins: dict[Any, _Origin] = {}
@@ -228,7 +228,6 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         """Return the leaves of a function's result, and the description of the result."""
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
         base: _Request = {
-            "do": "lower",
             "function": function,
             "spec": origin.spec,
             "fixed": origin.fixed,
@@ -402,7 +401,7 @@ def main(folder: str) -> None:
         try:
             if not loaded:
                 loaded.append(load_algorithm(code))
-            if request["do"] == "describe":
+            if request["function"] == "describe":
                 answer = {**_description(loaded[0]), "isolation": isolation}
             else:
                 answer, data = _lower(loaded[0], request)
