@@ -92,7 +92,8 @@ resume: $(READY)  ## kill and resume trainings of every algorithm, and compare t
 history: $(READY)  ## train with and without earlier observations as input; writes docs/studies/history.md
 	$(BIN)/python -m benchmarks.history
 
-cartpole: $(READY)  ## train discrete learners on CartPole from a Minari dataset; writes docs/studies/cartpole.md
+cartpole: $(READY)  ## train PPO and the discrete offline learners on CartPole; writes docs/studies/cartpole.md
+	$(BIN)/python -m benchmarks.cartpole.online
 	$(BIN)/python -m benchmarks.cartpole
 
 streaming: $(READY)  ## compare the speed of training on streamed data and on data in memory

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import pages
+from benchmarks.cartpole import online
 from benchmarks.cartpole.plant import PLANT
 from benchmarks.pages import ROOT, STUDIES, listed, wrap
 from neorl_core.algorithms import DISCRETE
@@ -116,8 +117,12 @@ def returns(policy: Policy, episodes: int = SCORED, seed: int = 1) -> npt.NDArra
     return np.asarray(rollouts(PLANT, bare_controller(PLANT), policy, keys, PLANT.domain).ret, np.float64)
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """Return docs/studies/cartpole.md."""
+def page(found: Mapping[str, Any], simulated: Mapping[str, Any]) -> str:
+    """Return docs/studies/cartpole.md.
+
+    Args:
+        simulated: results of `benchmarks.cartpole.online`.
+    """
     rows = [(name, ", ".join(f"{x:.1f}" for x in each), f"{min(each):.1f}") for name, each in found["returns"].items()]
     solved = [name for name, each in found["returns"].items() if min(each) >= SOLVED]
     return pages.study(
@@ -135,6 +140,11 @@ def page(found: Mapping[str, Any]) -> str:
             f"solved; the mean of the logs is {found['logged']:.0f}."
         ),
         pages.table(("learner", "mean return of each seed", "lowest mean return"), rows),
+        wrap(
+            "Proximal policy optimisation (PPO) learns in the simulator instead of from logs. After "
+            f"{simulated['steps']:,} steps, the mean returns of its seeds in {simulated['scored']} new episodes are "
+            f"{', '.join(f'{each:.1f}' for each in simulated['ppo'])}."
+        ),
     )
 
 
@@ -146,7 +156,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
     if options.page:
-        PAGE.write_text(page(read_json(RESULTS)))
+        PAGE.write_text(page(read_json(RESULTS), read_json(online.RESULTS)))
         return
     result = played()
     found: dict[str, Any] = {
@@ -166,7 +176,7 @@ def main() -> None:
             print(name, json.dumps(found["returns"][name]), flush=True)
     if set(options.algorithms) == set(DISCRETE):
         write_json(RESULTS, found)
-        PAGE.write_text(page(found))
+        PAGE.write_text(page(found, read_json(online.RESULTS)))
 
 
 if __name__ == "__main__":

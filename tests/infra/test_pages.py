@@ -11,6 +11,7 @@ import pytest
 from benchmarks import history, learn_study, pages, summary, training
 from benchmarks.calibration import drift
 from benchmarks.cartpole import __main__ as cartpole
+from benchmarks.cartpole import online as cartpole_online
 from benchmarks.chaos import __main__ as chaos
 from benchmarks.chaos.races import kept_races
 from benchmarks.identify import reactors
@@ -37,7 +38,7 @@ def _chaos() -> str:
 
 PARTS = ("trials", "earlier")
 WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
-    "cartpole": (cartpole.PAGE, lambda: cartpole.page(_read(cartpole.RESULTS))),
+    "cartpole": (cartpole.PAGE, lambda: cartpole.page(_read(cartpole.RESULTS), _read(cartpole_online.RESULTS))),
     "chaos": (chaos.PAGE, _chaos),
     "data": (summary.PAGE, summary.page),
     "learn": (learn_study.PAGE, lambda: learn_study.page(learn_study.kept())),
