@@ -137,6 +137,8 @@ class _Startup:
         self.current = _find(home)
         self.started: list[str] = []
         self.block: str | None = None
+        self.logged: dict[str, int] = {}
+        """Bytes that each log had before its service was started."""
         for name, port in wanted.items():
             _check_port(name, port, self.current.get(name))
 
@@ -188,6 +190,8 @@ class _Startup:
             last = self.known.get(name)
             preferred = [] if anywhere else [port for port in (last.port if last else 0, SERVICES[name].port) if port]
             port = next(filter(processes.port_is_free, preferred), None) or processes.any_free_port()
+        log = log_file(self.home, name)
+        self.logged[name] = log.stat().st_size if log.exists() else 0
         service = service_table.start(self.home, name, port, self.current, due)
         self.current[name] = self.known[name] = service
         try:
@@ -210,7 +214,9 @@ class _Startup:
                 if time.monotonic() > self.deadline or service.process is None:
                     raise _missing(self.home, service)
                 time.sleep(0.2)
-            if attempt == 3 or name in self.wanted or "address already in use" not in _tail(self.home, name):
+            # The whole output, because servers can print more than a page after this error.
+            output = log_file(self.home, name).read_bytes()[self.logged.get(name, 0) :]
+            if attempt == 3 or name in self.wanted or b"address already in use" not in output:
                 break
             self._start(name, anywhere=True)
         raise _missing(self.home, self.current[name])

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -13,13 +14,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from configs.errors import BadInput, ServiceMissing
 from configs.home import PASSPHRASE, Home
-from flows.services import processes, rest, servers
+from flows.services import processes, rest, servers, service_table
 from flows.services.locks import recorded_run
 from flows.services.processes import ProcessId
 from flows.services.state import Service, Services
@@ -45,8 +49,6 @@ def test_up_is_idempotent(services: Services) -> None:
 
 
 def test_servers_listen_on_loopback_only(services: Services) -> None:
-    import psutil
-
     for service in (services.prefect, services.mlflow):
         assert service.process is not None
         connections = psutil.Process(service.process.pid).net_connections("tcp")
@@ -88,8 +90,6 @@ def test_a_requested_port_must_be_free(services: Services, home: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_signer_gets_the_passphrase(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import psutil
-
     place, passphrase = Home(home), "known to one person"
     with foreign_server() as port:
         # With a team's Prefect, only MLflow and metrics start.
@@ -267,10 +267,37 @@ def test_an_ended_server_is_reported_with_its_log(home: Path, tmp_path: Path) ->
     processes.stop([process])
 
 
+def test_a_server_whose_port_was_taken_starts_on_a_free_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program can take a port after the check that the port is free."""
+    place, true_start = Home(tmp_path), service_table.start
+    taken = socket.create_server(("127.0.0.1", 0))
+    ports: list[int] = []
+
+    def late(home: Home, name: str, port: int, *rest: Any) -> Service:
+        """Start the service on the taken port first, and let it print a long report after the error."""
+        service = true_start(home, name, port if ports else taken.getsockname()[1], *rest)
+        ports.append(service.port)
+        if len(ports) == 1:
+            with suppress(psutil.TimeoutExpired):
+                psutil.Process(service.process.pid).wait(60) if service.process else None
+            with processes.private_log(place.folder("logs") / "prefect.log") as log:
+                log.write(b"Traceback\n" * 1000)
+        return service
+
+    monkeypatch.setattr(service_table, "start", late)
+    startup = servers._Startup(place, {}, time.monotonic() + 120, lambda _: None)
+    try:
+        startup._start("prefect")
+        startup._wait("prefect")
+        assert len(ports) == 2
+        assert startup.current["prefect"].port == ports[1] != ports[0]
+    finally:
+        taken.close()
+        servers.down(place)
+
+
 def test_a_server_without_a_record_is_stopped(home: Path) -> None:
     """`neorl down` finds only recorded servers, so a failed write of the record must stop the server."""
-    import psutil
-
     record, before = Home(home).services, {child.pid for child in psutil.Process().children()}
     write_json(record, {})
     # Only root can mount over the file.
@@ -290,8 +317,6 @@ def test_a_server_without_a_record_is_stopped(home: Path) -> None:
 def test_a_full_disk_leaves_no_server_behind(
     number: int, told: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import psutil
-
     record, before = Home(home).services, {child.pid for child in psutil.Process().children()}
     put = os.replace
 
@@ -338,8 +363,6 @@ def test_only_the_owner_can_read_home_and_login(services: Services) -> None:
 def test_the_login_is_in_no_command_line_log_or_status(
     services: Services, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import psutil
-
     from flows.cli.main import run
 
     monkeypatch.setenv("NEORL_HOME", str(services.home.root))
