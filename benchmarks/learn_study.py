@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pages
-from neorl_core.online.analytic_gradient import Config
+from neorl_core.online import LEARNERS
 from neorl_core.safety.bounds import clopper_pearson_upper, mean_interval
+from neorl_core.training.population import configure
 from tasks.files.canonical import write_atomic
 from tasks.learning import BARE, CONTROLLER, EPISODES, SHIELDED, Learned, learn
 from tasks.models.plants.opening import open_run
@@ -26,24 +27,26 @@ from tasks.progress import StageProgress
 
 RESULTS = pages.ROOT / "benchmarks" / "results" / "learn.jsonl"
 PAGE = pages.STUDIES / "learn.md"
-SETTINGS = {
-    "chemical_reactor": Config(),
-    "double_mass": Config(),
-    "hvac_control": Config(),
-    "power_grid": Config(updates=100, protected_updates=50, episodes=16),
-    "water_treatment": Config(updates=300, protected_updates=100),
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "chemical_reactor": (600, {}),
+    "double_mass": (600, {}),
+    "hvac_control": (600, {}),
+    "power_grid": (100, {"episodes": 16}),
+    "water_treatment": (300, {"warm_up_updates": 200}),
 }
-"""Settings of each plant; a step of power_grid and water_treatment takes longer than a step of the others."""
+"""Updates and settings of each plant; a step of power_grid and water_treatment takes longer than a step of others."""
 SEEDS = 5
 
 
 def measure(plant: str) -> dict[str, Any]:
     """Learn with every seed, and summarise."""
     run, found = open_run(pages.ROOT / "configs" / f"{plant}.yaml"), list[Learned]()
+    updates, settings = SETTINGS[plant]
+    config = configure(LEARNERS["analytic_gradient"].unbound, settings, updates)
     with TemporaryDirectory() as folder:
         for seed in range(SEEDS):
             with StageProgress(f"{plant} {seed}") as progress:
-                found.append(learn(run, Path(folder) / str(seed), seed, SETTINGS[plant], progress))
+                found.append(learn(run, Path(folder) / str(seed), seed, updates, config, progress))
     gains = mean_interval([_gain(each, SHIELDED) for each in found])
     seconds = float(np.median([each.seconds for each in found[1:]]))
     return {

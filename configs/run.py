@@ -353,9 +353,8 @@ class OpenedRun(RunFile):
 
     def for_training(self) -> OpenedRun:
         """Return the parts of the run on which the training depends."""
-        return self.part(
-            "train", "history", "shield", "data.held_out", *(["evaluate"] if self.train.ships == "best" else [])
-        )
+        more = ["evaluate"] if self.train.ships == "best" else []
+        return self.part("train", "history", "shield", "data.held_out", "certify.domain", *more)
 
     def settings(self) -> Iterator[tuple[str, str]]:
         """Yield the dotted name and the text of every setting on which results depend.

@@ -18,6 +18,7 @@ from tasks.identify import identify
 from tasks.ingest import ingest
 from tasks.judgement import check_service, judge_candidate, screen
 from tasks.promote import decide, drift_reference, incumbent
+from tasks.ranking import rank
 from tasks.references import Findings, Outcome
 from tasks.simulate import simulate, validate_simulator
 from tasks.training.train import fallback_composite, train
@@ -54,14 +55,17 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         validation = validate(home, run.part("data"), dataset, reference)
         proceed(validation)
         constants = identify(home, run.part("identify", "data.held_out"), dataset)
-        population = train(home, run.for_training(), dataset, identification=constants)
+        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
+        population = train(home, run.for_training(), dataset, identification=constants, simulator=simulator)
         fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, dataset, fallback)
         stack.enter_context(lowerings_ahead())
-        evaluation = evaluate(home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion)
         simulated = run.part("evaluate", "certify.domain", "shield")
+        ranking = rank(home, simulated, population, identification=constants)
+        evaluation = evaluate(
+            home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion, ranking=ranking
+        )
         rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
-        simulator = validate_simulator(home, run.part("data.held_out", "certify.domain"), dataset, constants)
         key = run_key(run, dataset, population, evaluation, champion)
         if (decided := earlier_outcome(home, run, key)) is not None:
             return conclude(home, run, decided)

@@ -143,7 +143,7 @@ def _process_fallback(evidence: ProcessEvidence) -> str:
     return detail
 
 
-def _ope(evidence: Evidence | ProcessEvidence) -> str:
+def _ope(evidence: ProcessEvidence) -> str:
     detail = f"estimated gain over the logged controller {_interval(evidence.ope)}"
     weighed = f"; {evidence.unweighed}" if evidence.unweighed else ""
     if not evidence.supported:
@@ -154,6 +154,16 @@ def _ope(evidence: Evidence | ProcessEvidence) -> str:
     narrower = not verdicts.ope(evidence) and evidence.ope.upper > 0
     more = "; more episodes would make the interval narrower" if narrower else ""
     return detail + more + weighed
+
+
+def _by_logs(evidence: Evidence) -> str:
+    if not evidence.supported:
+        why = f": {evidence.reason}" if evidence.reason else ""
+        return f"not supported by the held-out logs{why}; the simulator decides"
+    detail = f"estimated gain over the logged controller {_interval(evidence.ope)}"
+    if not verdicts.not_worse_by_logs(evidence):
+        detail += "; the logs contradict the simulator: check which of them is wrong, before you train again"
+    return f"{detail}; {evidence.unweighed}" if evidence.unweighed else detail
 
 
 def _rollouts(evidence: Evidence) -> str:
@@ -170,12 +180,14 @@ def _champion(evidence: Evidence) -> str:
         return "not compared: the champion was made for other limits"
     if evidence.champion is None:
         return "no trained champion to compare with"
-    if evidence.champion_unsupported:
-        return f"the held-out logs support no estimate of the gain over the champion: {evidence.champion_unsupported}"
-    compared = [("estimated gain over the champion", evidence.champion)]
+    found = (
+        [] if evidence.champion_unsupported else [f"estimated gain over the champion {_interval(evidence.champion)}"]
+    )
     if evidence.champion_rollouts is not None:
-        compared.append(("return per episode on the simulator against it", evidence.champion_rollouts))
-    return "; ".join(f"{name} {_interval(interval)}" for name, interval in compared)
+        found.append(f"return per episode on the simulator against it {_interval(evidence.champion_rollouts)}")
+    if evidence.champion_unsupported:
+        found.append(f"not supported by the held-out logs: {evidence.champion_unsupported}")
+    return "; ".join(found)
 
 
 def _statistical(evidence: Evidence) -> str:
@@ -208,7 +220,7 @@ def _counts(certificate: Certificate) -> str:
 DETAILS: dict[str, Callable[[Any], str]] = {
     "data": _data,
     "simulator": lambda evidence: simulator_detail(evidence.simulator),
-    "ope": _ope,
+    "ope": _by_logs,
     "rollouts": _rollouts,
     "champion": _champion,
     "fallback": lambda evidence: _counts(evidence.fallback),

@@ -11,6 +11,7 @@ from tasks.references import (
     Champion,
     Evaluation,
     Evidence,
+    Interval,
     Judgement,
     LearnedModel,
     Population,
@@ -22,6 +23,8 @@ from tasks.references import (
     Validation,
 )
 from tasks.stages import effect
+
+SAME = Interval(value=0.0, lower=0.0, upper=0.0)
 
 
 @effect()
@@ -49,7 +52,8 @@ def screen(
         fallback_share=rollouts.controllers["candidate"].fallback_share,
         champion=evaluation.champion_difference,
         champion_unsupported=evaluation.champion_unsupported,
-        champion_rollouts=rollouts.differences.get("champion") if evaluation.champion_difference else None,
+        # The champion itself has no difference in rollouts.
+        champion_rollouts=rollouts.differences.get("champion", SAME) if evaluation.champion_difference else None,
         incomparable=champion.incomparable,
         fallback=protection,
     )

@@ -6,17 +6,20 @@ import os
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
 from configs.errors import BadInput, Refused
 from configs.run import OpenedRun
-from neorl_core.online.analytic_gradient import Config, Setting, composite_of, init, make_chunk, observe
+from neorl_core.online import LEARNERS
+from neorl_core.online.learner import CHUNK, Setting, composite_of, observe, without_rows
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import Interval, paired_difference_interval
 from neorl_core.safety.composite import composite_controller, unshielded_controller
+from neorl_core.training import loop
+from neorl_core.training.population import Member, init_population, policies
 from neorl_core.types import Controller, Params, Plant
 from tasks.models.bundles.bundle import save_bundle
 from tasks.models.plants.known import plant_of
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 EPISODES = 2_048
 """New episodes on which the policy and the plant's controller are compared."""
-CHUNK = 50
-"""Updates in one call of the compiled program."""
+SEED = 20_270_000
+"""Added to the seed of the episodes for the normaliser and the comparison, because training uses the seed itself."""
 LEAST_FINITE = 0.5
 """Smallest share of episodes with a finite gradient."""
 CONTROLLER, SHIELDED, BARE = "plant controller", "policy behind the shield", "policy without the shield"
@@ -67,7 +70,9 @@ class Learned(NamedTuple):
         return prefers(shielded.gain, shielded.violations, controller.violations, self.episodes)
 
 
-def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Report | None = None) -> Learned:
+def learn(
+    run: OpenedRun, folder: Path, seed: int, updates: int, config: Any, progress: Report | None = None
+) -> Learned:
     """Learn a policy over the run's operating domain, store it behind the run's shield, and compare it.
 
     The policy corrects the action of the plant's controller. The last updates run the policy behind the shield.
@@ -75,6 +80,8 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
     Args:
         folder: new folder for the bundle and the picture.
         seed: determines the policy.
+        updates: gradient steps.
+        config: settings of the learner.
 
     Raises:
         BadInput: if the folder exists, or the shield's settings are wrong.
@@ -94,21 +101,26 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
         raise BadInput(f"cannot write {folder}: name a folder in an existing folder that you may write")
     plant = plant._replace(domain=domain_of(plant, run))
     shield, started = shield_of(plant.spec, run.shield), time.monotonic()
-    observing, starting, comparing = jax.random.split(jax.random.key(seed), 3)
+    observing, comparing = jax.random.split(jax.random.key(SEED + seed))
     setting = Setting(plant, shield, observe(plant, observing), config)
     keys = jax.random.split(comparing, EPISODES)
     before = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     check_returns(known.name, before.ret)
-    state, done = init(starting, setting), 0
-    for updates, protected in ((config.updates - config.protected_updates, False), (config.protected_updates, True)):
-        chunk, end = make_chunk(setting, CHUNK, protected), done + updates
-        while done < end:
-            state, metrics = chunk(state)
-            done += CHUNK
-            _check(known.name, {name: float(value) for name, value in metrics.items()})
-            if progress:
-                progress(done, config.updates, "updates")
-    composite = composite_of(state.actor, setting)
+    learner = LEARNERS["analytic_gradient"].bind(setting)
+    plan = loop.schedule(updates, CHUNK, 1, config.warm_up_updates)
+
+    def report(state: loop.RunState, updates: int) -> None:
+        done = state.done
+        if done:
+            first, last = (done - plan.chunk) // plan.log_every, done // plan.log_every
+            _check(known.name, {name: float(curve[0, first:last].mean()) for name, curve in state.curves.items()})
+        if progress:
+            progress(done, updates, "updates")
+
+    fresh = init_population(learner, plant.spec, config, [Member(0, seed, {})])
+    trained = loop.train(learner, fresh, without_rows(plant.spec), plan, 1, report=report)
+    (policy,) = policies(learner, trained.population, setting.normaliser)
+    composite = composite_of(policy.params, setting)
     jax.block_until_ready(composite)  # type: ignore[no-untyped-call]
     seconds = time.monotonic() - started
     shielded = composite_controller(plant)
@@ -124,19 +136,6 @@ def learn(run: OpenedRun, folder: Path, seed: int, config: Config, progress: Rep
         draw_plant(plant, Path(staging) / "bundle" / "episode.png", seed, 1, shown)
         os.rename(Path(staging) / "bundle", folder)
     return Learned(known.name, digest, folder, compared, taken_over, EPISODES, seconds)
-
-
-def check_updates(config: Config) -> None:
-    """Check that both phases consist of whole chunks.
-
-    Raises:
-        BadInput: if they do not.
-    """
-    for name, value in (("updates", config.updates), ("protected updates", config.protected_updates)):
-        if value % CHUNK or value < CHUNK:
-            raise BadInput(f"the number of {name} must be a multiple of {CHUNK}, got {value}: round it")
-    if config.protected_updates > config.updates:
-        raise BadInput(f"{config.protected_updates} of {config.updates} updates cannot be protected: take fewer")
 
 
 def _check(plant: str, metrics: dict[str, float]) -> None:

@@ -116,7 +116,7 @@ def view(record: Record) -> View:
     alone = record.of_fallback and record.verdict == "passed"
     certificate = own if own is not None and not by_fallback else record.fallback
     of = "candidate" if certificate is own else "plant controller" if by_fallback else NOT_CERTIFIED
-    scores = rollouts.member_scores if rollouts else ()
+    ranking = record.evaluation.ranking
     estimates = {estimate.index: estimate for estimate in record.evaluation.members}
     return View(
         title=record.run.plant.replace("_", " ").capitalize(),
@@ -136,7 +136,7 @@ def view(record: Record) -> View:
             MemberRow(
                 member,
                 estimates[member.index],
-                scores[i] if i < len(scores) else None,
+                ranking.members[i].score if ranking else None,
                 i == record.evaluation.selected,
             )
             for i, member in enumerate(record.population.members)

@@ -1,6 +1,6 @@
-"""Rollouts of controllers on the simulator, and prediction errors of the simulator on held-out logs.
+"""Rollouts of the candidate on the simulator, and prediction errors of the simulator on held-out logs.
 
-Rollouts do not select the candidate: off-policy evaluation selects it before the rollouts.
+The episodes differ from those of `tasks.ranking`, which selects the candidate: the best of several is biased upwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
-from neorl_core.safety.composite import composite_controller, make_composite, unshielded_controller
+from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.types import Params, Plant, PlantSpec
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
@@ -95,37 +95,32 @@ def simulate(
     progress: Report | None = None,
     identification: Identification = KNOWN,
 ) -> Rollouts:
-    """Roll out every member, the champion and the tuned controller on the same simulated episodes.
+    """Roll out the candidate, the champion and the tuned controller on the same simulated episodes.
 
     Args:
         champion: the champion, which is rolled out if it runs on this simulator and is not the candidate.
 
     Returns:
-        Statistics of each controller, the candidate's paired differences, and each member's score without shield.
+        Statistics of each controller, and the candidate's paired differences.
     """
     plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
     keys = jax.random.split(jax.random.key(ROLLOUT_SEED + run.seed), run.evaluate.rollouts)
     confidence, candidate = run.evaluate.confidence, population.members[evaluation.selected].bundle
-    members = [load_bundle(m.bundle.folder, m.bundle.digest, run.source)[1] for m in population.members]
     own = make_composite(plant, shield=shield_of(plant.spec, run.shield))
-    composites = {"plant controller": own, "candidate": members[evaluation.selected]}
+    composites = {
+        "plant controller": own,
+        "candidate": load_bundle(candidate.folder, candidate.digest, run.source)[1],
+    }
     if champion.bundle is not None and champion.bundle.digest != candidate.digest:
         composites["champion"] = load_bundle(champion.bundle.folder, champion.bundle.digest, run.source)[1]
-    total = len(composites) + len(members)
     shielded = composite_controller(plant)
     results: dict[str, EpisodeResult] = {}
     for name, composite in composites.items():
         # Plots need all steps; a second program without them would take seconds to compile.
         results[name] = jax.device_get(rollouts(plant, shielded, composite, keys, domain, trace=True))
         if progress:
-            progress(len(results), total, "controllers")
-    scores = []
-    for i, member in enumerate(members):
-        returns = np.asarray(rollouts(plant, unshielded_controller(plant), member, keys, domain).ret, np.float64)
-        scores.append(_interval(mean_interval([score(plant.spec, r) for r in returns], confidence)))
-        if progress:
-            progress(len(results) + i + 1, total, "controllers")
+            progress(len(results), len(composites), "controllers")
     differences = {
         other: _interval(paired_difference_interval(results["candidate"].ret, results[other].ret, confidence))
         for other in results
@@ -138,8 +133,7 @@ def simulate(
     return Rollouts(
         controllers={name: _summary(plant.spec, result, confidence) for name, result in results.items()},
         differences=differences,
-        member_scores=tuple(scores),
-        score=scores[evaluation.selected].value,
+        score=score(plant.spec, float(np.mean(results["candidate"].ret))),
         trajectories=write_atomic(folder / "trajectories.npz", npz_bytes(_first_episodes(results))),
     )
 

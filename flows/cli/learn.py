@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
+from configs.errors import BadInput
 from flows.cli.common import MOST_SEED, AsJson, ConfigFile, emit, keep_compiled, show_table
 
 
 def learn(
     config: ConfigFile,
-    updates: Annotated[int, typer.Option(help="Gradient steps, each on new episodes.", min=1)] = 600,
+    updates: Annotated[int, typer.Option(help="Gradient steps, each on new episodes.", min=2)] = 600,
     episodes: Annotated[int, typer.Option(help="New episodes of a gradient step.", min=1, max=65_536)] = 64,
     protected: Annotated[
         int | None, typer.Option(help="Gradient steps at the end that run behind the shield; by default half.", min=1)
@@ -39,18 +40,22 @@ def learn(
     Example: neorl learn configs/chemical_reactor.yaml
     """
     keep_compiled(create_home=True)
-    from neorl_core.online.analytic_gradient import Config
-    from tasks.learning import CHUNK, check_updates
+    from neorl_core.online import LEARNERS
+    from neorl_core.training.population import configure
     from tasks.learning import learn as in_simulator
     from tasks.models.plants.opening import open_run
     from tasks.progress import StageProgress
 
-    behind = max(updates // 2 // CHUNK, 1) * CHUNK if protected is None else protected
-    settings = Config(updates=updates, protected_updates=behind, episodes=episodes, margin=margin)
-    check_updates(settings)
+    behind = max(updates // 2, 1) if protected is None else protected
+    if behind >= updates:
+        raise BadInput(
+            f"{behind} of {updates} updates cannot run behind the shield: take fewer, at least one runs without"
+        )
+    settings = {"episodes": episodes, "margin": margin, "warm_up_updates": updates - behind}
+    chosen = configure(LEARNERS["analytic_gradient"].unbound, settings, updates)
     run = open_run(config)
     with StageProgress("learn") as progress:
-        found = in_simulator(run, out or Path(f"{run.plant}-learned"), seed, settings, progress)
+        found = in_simulator(run, out or Path(f"{run.plant}-learned"), seed, updates, chosen, progress)
     if as_json:
         controllers = {
             who: each._asdict() | {"gain": each.gain and each.gain._asdict()} for who, each in found.controllers.items()

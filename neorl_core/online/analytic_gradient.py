@@ -9,46 +9,40 @@ simulates new episodes of the operating domain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, Policy, actor_init
-from neorl_core.plants.base import clip_to, rollout, rollouts
+from neorl_core.networks import Normaliser, actor_apply, actor_init
+from neorl_core.online.learner import Learner, Setting, composite_of, least_margins
+from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import (
-    Composite,
     composite_controller,
-    correction_inputs,
-    make_composite,
     unshielded_controller,
 )
 from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.training.population import Metrics
-from neorl_core.types import Params, Plant, PlantSpec, varies
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
+from neorl_core.types import Params, PlantSpec, Transition
 
-OBSERVED = 64
-"""Episodes of the plant's controller that determine the normaliser."""
 FIRST = 0.01
 """Factor of the last layer's first weights."""
 
 
 class Config(NamedTuple):
-    """Hyper-parameters of a run."""
+    """Hyper-parameters. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
-    updates: int = 600
-    protected_updates: int = 300
-    """Updates at the end that run the composite instead of the policy without the shield."""
+    warm_up_updates: int = 300
+    """Updates at the start that run the policy without the shield; the later updates run the composite."""
     episodes: int = 64
     """Episodes of an update."""
     actor_lr: float = 2e-3
+    recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=600)
     margin: float = 0.15
     """Margin below which a step is penalised, as a share of the limit's width (in the limit's unit if one-sided)."""
     margin_weight: float = 100.0
@@ -60,72 +54,19 @@ class State(NamedTuple):
 
     actor: Params
     optimiser: Optimiser
-    key: UInt32[Array, " 2"]
-    """Never changes; each update derives its key from this key and `step`."""
-    step: Int[Array, ""]
-
-
-class Setting(NamedTuple):
-    """Everything that stays the same during a run."""
-
-    plant: Plant
+    hyper: Hyperparameters
     shield: ShieldParams
+    """Never changes. Shield and normaliser are in the state, so that programs do not depend on their numbers."""
     normaliser: Normaliser
-    config: Config
-
-
-def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
-    """Run the plant's controller over the operating domain, and return the normaliser of a policy that corrects it."""
-    keys = jax.random.split(key, OBSERVED)
-    seen = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain, trace=True).trajectory
-    assert seen is not None
-    rows = _inputs(plant, seen.observations, seen.actions)
-    rows = np.asarray(rows)[np.asarray(seen.alive)].astype(np.float64)
-    mean, deviation = rows.mean(0), rows.std(0)
-    low, high = (np.asarray(bound) for bound in plant.spec.action[2:])
-    scale = np.where(varies(mean, deviation), deviation, 1.0)
-    found = mean, scale, (low + high) / 2, (high - low) / 2
-    return Normaliser(*(jnp.asarray(x, jnp.float32) for x in found))
-
-
-@partial(jax.jit, static_argnames="plant")
-def _inputs(plant: Plant, observations: Float[Array, "N T O"], actions: Float[Array, "N T A"]) -> Float[Array, "N T I"]:
-    """Return `correction_inputs` of every step of the plant's controller."""
-
-    def episode(observations: Float[Array, "T O"], actions: Float[Array, "T A"]) -> Float[Array, "T I"]:
-        def step(memory: Any, now: Any) -> Any:
-            memory, command = plant.fallback.act(plant.fallback_params, memory, *now)
-            return memory, correction_inputs(now[0], memory, clip_to(plant.spec.action, command))
-
-        applied = jnp.concatenate([plant.applied(observations[0])[None], actions[:-1]])
-        start = plant.fallback.init(plant.fallback_params, observations[0])
-        rows: Float[Array, "T I"] = jax.lax.scan(step, start, (observations, applied))[1]
-        return rows
-
-    return jax.vmap(episode)(observations, actions)
 
 
 def init(key: PRNGKeyArray, setting: Setting) -> State:
     """Return the initial training state: an actor that hardly corrects the plant's controller."""
-    actor_key, train_key = jax.random.split(key)
-    spec, config = setting.plant.spec, setting.config
-    actor = actor_init(actor_key, len(setting.normaliser.mean), spec.action.size, config.hidden)
+    plant, shield, normaliser, config = setting
+    actor = actor_init(key, len(normaliser.mean), plant.spec.action.size, config.hidden)
     last = f"Dense_{len(config.hidden)}"
     actor = actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}
-    recipe = Recipe(clip=1.0, schedule="cosine", steps=config.updates)
-    return State(actor, optimisers.init(recipe, actor), jax.random.key_data(train_key), jnp.int32(0))
-
-
-def composite_of(actor: Params, setting: Setting) -> Composite:
-    """Return the composite of an actor, which moves the controller's action by at most half of the action's range."""
-    policy, reach = Policy(actor, setting.normaliser), setting.normaliser.action_half_range
-    return make_composite(setting.plant, policy, setting.shield, correction=reach)
-
-
-def least_margins(spec: PlantSpec, share: float) -> Float[np.ndarray, " K"]:
-    """Return the margin of each limit below which a step is penalised: a share of the width, or of 1 if one-sided."""
-    widths = np.asarray([limit.high - limit.low for limit in spec.constraints])
-    return share * np.where(np.isfinite(widths), widths, 1.0)
+    return State(actor, optimisers.init(config.recipe, actor), hyperparameters(config), shield, normaliser)
 
 
 def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) -> tuple[Float[Array, ""], Metrics]:
@@ -175,33 +116,45 @@ def bounded_mean(gradients: Params) -> tuple[Params, Float[Array, ""]]:
     return jax.tree.map(mean, gradients), jnp.mean(finite)
 
 
-def update(state: State, setting: Setting, protected: bool) -> tuple[State, Metrics]:
+def update(state: State, setting: Setting, key: PRNGKeyArray, protected: bool) -> tuple[State, Metrics]:
     """Take one gradient step on new episodes."""
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
-    keys = jax.random.split(key, setting.config.episodes)
     slope = jax.grad(loss, has_aux=True)
+    keys = jax.random.split(key, setting.config.episodes)
     gradients, metrics = jax.vmap(lambda key: slope(state.actor, setting, key, protected))(keys)
     gradient, finite = bounded_mean(gradients)
     actor, optimiser = optimisers.step(state.actor, gradient, state.optimiser, jnp.asarray(setting.config.actor_lr))
     steep = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
     found = jax.tree.map(jnp.mean, metrics) | {"finite": finite, "gradient": steep}
-    return State(actor, optimiser, state.key, state.step + 1), found
+    return state._replace(actor=actor, optimiser=optimiser), found
 
 
-def make_chunk(setting: Setting, updates: int, protected: bool) -> partial[tuple[State, Metrics]]:
-    """Return a function that takes `updates` updates and returns the last state and the means of the metrics.
+def algorithm(setting: Setting) -> Algorithm:
+    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches."""
+    plant, shield, normaliser, settings = setting
 
-    Settings of one plant share the compiled program.
-    """
-    return partial(_compiled(setting.plant, setting.config, updates, protected), setting.shield, setting.normaliser)
+    def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+        return init(key, Setting(plant, shield, normaliser, config))
+
+    def taken(protected: bool, state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        config = settings._replace(**state.hyper)
+        return update(state, Setting(plant, state.shield, state.normaliser, config), key, protected)
+
+    return UNBOUND._replace(init=fresh, update=partial(taken, True), warm_up=partial(taken, False))
 
 
-@lru_cache(maxsize=16)
-def _compiled(plant: Plant, config: Config, updates: int, protected: bool) -> Callable[..., tuple[State, Metrics]]:
-    @jax.jit
-    def chunk(shield: ShieldParams, normaliser: Normaliser, state: State) -> tuple[State, Metrics]:
-        setting = Setting(plant, shield, normaliser, config)
-        state, metrics = jax.lax.scan(lambda s, _: update(s, setting, protected), state, length=updates)
-        return state, jax.tree.map(jnp.mean, metrics)
+def _without_plant(*_: Any) -> Any:
+    raise TypeError("this learner needs a plant: call analytic_gradient.algorithm first")
 
-    return chunk
+
+UNBOUND = Algorithm(
+    name="analytic_gradient",
+    Config=Config,
+    batches_per_update=1,
+    init=_without_plant,
+    update=_without_plant,
+    act=lambda state, inputs: actor_apply(state.actor, inputs),
+    actor=lambda state: state.actor,
+    warm_up=_without_plant,
+    usual_updates=600,
+)
+LEARNER = Learner(UNBOUND, algorithm)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from neorl_core.networks import Normaliser
-from neorl_core.online.analytic_gradient import OBSERVED, least_margins, observe
+from neorl_core.online.learner import OBSERVED, least_margins, observe
 from neorl_core.plants.base import Trajectory, clip_to, rollouts
 from neorl_core.safety.composite import correction_inputs
 from neorl_core.types import Controller, Params, Plant, varies

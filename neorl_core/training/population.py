@@ -154,7 +154,10 @@ def check_range(algorithm: Algorithm, name: str, value: float) -> float:
 def _fitted(
     algorithm: Algorithm, config: Mapping[str, Any], updates: int, given: set[str], warmed: bool
 ) -> dict[str, Any]:
-    """Return the fields to change so that warm-up and decaying schedules fit a run of `updates` gradient steps."""
+    """Return the fields to change so that warm-up and decaying schedules fit a run of `updates` gradient steps.
+
+    `model_recipe` is the optimiser of the warm-up, `recipe` that of all updates, any other name that of later updates.
+    """
     warm_up: int = config["warm_up_updates"]
     scaled: dict[str, Any] = {}
     if warmed:
@@ -164,7 +167,7 @@ def _fitted(
         warm_up = scaled["warm_up_updates"] = max(min(round(share * updates), updates - 1), 1)
     for name, recipe in config.items():
         if isinstance(recipe, optimisers.Recipe) and recipe.steps and name not in given:
-            steps = warm_up if name == "model_recipe" else updates - warm_up
+            steps = {"model_recipe": warm_up, "recipe": updates}.get(name, updates - warm_up)
             scaled[name] = recipe._replace(steps=max(steps, recipe.warmup + 1))
     return scaled
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -152,8 +153,49 @@ class MemberEvaluation(Reference):
     effective_rows: float
 
 
+class RankedMember(Reference):
+    """Rollouts of a member behind its shield."""
+
+    score: Interval
+    gain: Interval
+    """Gain over the tuned controller in points of score, paired by episode."""
+    violated: int
+    """Episodes that violate a limit."""
+
+
+class Ranking(Reference):
+    """Rollouts that select the candidate, on episodes that neither training nor gates nor certification use."""
+
+    members: tuple[RankedMember, ...]
+    tuned_violated: int
+    """Episodes in which the tuned controller violates a limit."""
+    episodes: int
+
+    def best(self, among: Sequence[int]) -> int:
+        """Return the member with the highest lower bound of its gain.
+
+        A member that violates limits in more episodes than the tuned controller ranks behind all other members.
+
+        Args:
+            among: indices of the members to choose from, at least one.
+        """
+
+        def key(index: int) -> tuple[bool, float]:
+            member = self.members[index]
+            lower = member.gain.lower
+            return member.violated <= self.tuned_violated, lower if math.isfinite(lower) else -math.inf
+
+        return max(among, key=key)
+
+    @property
+    def found(self) -> str:
+        gains = ", ".join(f"{member.gain.value:+.2f}" for member in self.members)
+        return f"gains over the tuned controller in {self.episodes} episodes: {gains} points"
+
+
 class Evaluation(Reference):
-    """Off-policy evaluation: one half of the held-out episodes selects a member, the other half estimates its gain."""
+    """The selected member, and off-policy estimates: of all members on one half of the held-out episodes, and of the
+    selected member's gain on the other half."""
 
     selected: int
     """Index among the population's members."""
@@ -167,6 +209,8 @@ class Evaluation(Reference):
     champion_difference: Interval | None = None
     """Gain over the champion; NaN if the logs do not support the estimate."""
     champion_unsupported: str = ""
+    ranking: Ranking | None = None
+    """Rollouts that selected the member; None for a log-only plant, where estimates select."""
     discount: float
     horizon: int = 0
     """Steps of the estimated return, at most the median logged length; 0 if not recorded."""
@@ -212,13 +256,13 @@ class ControllerRollouts(Reference):
 
 
 class Rollouts(Reference):
-    """Comparison of controllers on the same simulated episodes; not used for selection."""
+    """Comparison of controllers on the same simulated episodes, which no selection has used."""
 
     controllers: dict[str, ControllerRollouts]
     differences: dict[str, Interval]
     """Return of the candidate minus that of each other controller, paired by episode."""
-    member_scores: tuple[Interval, ...]
     score: float
+    """Score of the candidate behind its shield."""
     trajectories: Path
 
     @property

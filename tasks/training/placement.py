@@ -130,10 +130,11 @@ class _Switch(Exception):
 def _prescribed(training: TrainingRun) -> Placement | None:
     """Return the placement that run or machine dictates, or None if both placements are possible."""
     train = training.run.train
-    if train.members != "auto":
+    if train.members != "auto" and training.setting is None:
         return Placement(processes=train.members == "processes", reason="the run's configuration says so")
     reasons = {
         "one member": len(training.members) == 1,
+        "the learner learns in the simulator": training.setting is not None,
         "members share an accelerator or are spread over devices": jax.default_backend() != "cpu"
         or training.mesh is not None,
         "data are streamed into the memory of one process": training.data.streamed,

@@ -14,6 +14,10 @@ from jax.sharding import Mesh
 from configs.errors import Refused
 from configs.home import Home
 from configs.run import Evaluate, OpenedRun, Train
+from neorl_core.networks import Normaliser
+from neorl_core.online import LEARNERS
+from neorl_core.online.learner import Setting
+from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import sharding
 from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
@@ -35,9 +39,10 @@ from tasks.files.canonical import digest_json
 from tasks.models.bundles.checkpoints import Checkpoints
 from tasks.models.plants.known import run_sources
 from tasks.models.user_code.algorithms import algorithm_of
-from tasks.references import Dataset, Reference
+from tasks.references import KNOWN, Dataset, Identification, Reference
 from tasks.training.checkpointing import Checkpointing, one_at_a_time
 from tasks.training.data import TrainingData, mesh_for, training_data
+from tasks.training.in_simulator import setting_of, shield_around, without_batches
 from tasks.training.start import with_start
 
 if TYPE_CHECKING:
@@ -59,6 +64,8 @@ class Identity(Reference):
     held_out: float
     seed: int
     code: str
+    simulator: str | None = None
+    """Digest of shield, operating domain and identified constants; None for an offline learner."""
     member: int | None = None
     """Index of a member that is trained alone."""
 
@@ -81,6 +88,18 @@ class TrainingRun(NamedTuple):
     mesh: Mesh | None
     """Devices to spread members over; None for one."""
     data: TrainingData
+    setting: Setting | None = None
+    """Simulator, shield and scale of a learner that learns in the simulator; None for an offline learner."""
+
+    @property
+    def normaliser(self) -> Normaliser:
+        """Scale of the policy's inputs and actions."""
+        return self.setting.normaliser if self.setting else self.data.scaling.normaliser
+
+    @property
+    def shield(self) -> ShieldParams:
+        """Shield that hands over outside the range of the learner's rows."""
+        return shield_around(self.run, self.data)
 
     @property
     def key(self) -> str:
@@ -99,8 +118,11 @@ def learning_sources(run: OpenedRun) -> str:
     return digest_json([run_sources(run, "tasks.training.train"), known.sources()])
 
 
-def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
+def training_run(home: Home, run: OpenedRun, dataset: Dataset, identification: Identification = KNOWN) -> TrainingRun:
     """Check the settings of a run, and open the data.
+
+    Args:
+        identification: constants of the simulator, for a learner that learns in the simulator.
 
     Raises:
         ValueError: if a hyper-parameter is unknown, or devices are missing.
@@ -109,8 +131,8 @@ def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
     config = configure(algorithm, run.train.hyperparameters, run.train.updates)
     # Each member has its own seed: members with a common seed would share its effects.
     found = [replace(each, seed=run.seed + each.index) for each in members(range(run.train.seeds), run.train.grid)]
-    jax.eval_shape(lambda: init_population(algorithm, spec, config, found))
-    mesh = mesh_for(run, len(found))
+    online = run.train.algorithm in LEARNERS
+    mesh = None if online else mesh_for(run, len(found))
     # The checkpoint interval and the placement change at most the last bits of a result, unless the best checkpoint
     # ships.
     alike = {"checkpoint_every": 1, "members": "auto"} if run.train.ships == "last" else {}
@@ -123,10 +145,21 @@ def training_run(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
         held_out=run.data.held_out,
         seed=run.seed,
         code=learning_sources(run),
+        simulator=digest_json(
+            [run.shield.model_dump(mode="json"), run.certify.domain, identification.model_dump(mode="json")]
+        )
+        if online
+        else None,
     )
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
     data = training_data(run, store, spec, algorithm, warm_up_updates(algorithm, config))
-    return TrainingRun(home, run, dataset, algorithm, config, found, identity, mesh, data)
+    setting = None
+    if online:
+        data = without_batches(run, data, warm_up_updates(algorithm, config))
+        setting = setting_of(run, data, config, identification)
+        algorithm = LEARNERS[run.train.algorithm].bind(setting)
+    jax.eval_shape(lambda: init_population(algorithm, spec, config, found))
+    return TrainingRun(home, run, dataset, algorithm, config, found, identity, mesh, data, setting)
 
 
 def train_members(
@@ -185,7 +218,8 @@ def _fresh(training: TrainingRun, only: int | None) -> tuple[Algorithm, TrainSta
         fresh = init_population(algorithm, spec, config, [replace(member, hyperparameters={})])
     if run.train.start is not None:
         fresh = with_start(training.home, fresh, run.train.start)
-    algorithm = mixed_precision(algorithm) if run.train.precision == "bfloat16" else algorithm
+    if run.train.precision == "bfloat16" and training.setting is None:
+        algorithm = mixed_precision(algorithm)
     if training.mesh is not None and only is None:
         return sharding.shard_batches(algorithm, training.mesh), sharding.shard_members(training.mesh, fresh)
     return algorithm, fresh

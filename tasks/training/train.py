@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
 import numpy as np
 
 from configs.errors import BadInput
 from configs.home import Home
 from configs.run import Learner, OpenedRun
 from neorl_core.networks import Policy
+from neorl_core.online import LEARNERS
+from neorl_core.online.learner import composite_of
 from neorl_core.safety.composite import Composite, make_composite
-from neorl_core.safety.shield import envelope_of
 from neorl_core.training.population import diverged, policies
 from tasks.data.store.histories import observed_spec
 from tasks.files.arrays import npz_bytes
@@ -32,6 +32,7 @@ from tasks.references import (
     LearningMember,
     Member,
     Population,
+    SimulatorErrors,
     TrainedLearner,
     member_name,
 )
@@ -39,6 +40,7 @@ from tasks.stages import cached
 from tasks.training.placement import train_population, train_share
 from tasks.training.population import Diverged, TrainingRun, training_run
 from tasks.training.shielding import shield_of
+from tasks.versions.verdicts import domain_explains, simulator_excess
 
 if TYPE_CHECKING:
     from tasks.progress import FollowLearning, Report
@@ -58,25 +60,31 @@ def train(
     protection: Bundle | None = None,
     identification: Identification = KNOWN,
     learning: FollowLearning | None = None,
+    simulator: SimulatorErrors | None = None,
 ) -> Population:
     """Train the members of every learner, one per seed and grid point, and store each as a composite.
 
     Args:
         protection: fallback and shield of a log-only plant.
+        simulator: prediction errors of the simulator. Learners in the simulator are left out if it does not predict the
+            held-out logs.
 
     Returns:
         The members that did not diverge, and the learning curves of all members.
 
     Raises:
         BadInput: if an algorithm or hyper-parameter is unknown, or devices are missing.
-        Refused: if every member diverged.
+        Refused: if every member diverged, or all learners need a simulator that predicts the held-out logs.
     """
     members: list[Member] = []
     learners: list[TrainedLearner] = []
     lost: list[Diverged] = []
     keys, index, rows = [], 0, 0
     for place, alone in enumerate(run.train.single_learners()):
-        training = _training(home, run.model_copy(update={"train": alone}), dataset)
+        if alone.algorithm in LEARNERS and simulator is not None and not domain_explains(simulator):
+            lost.append(_left_out(alone, simulator))
+            continue
+        training = _training(home, run.model_copy(update={"train": alone}), dataset, identification)
         keys.append(training.key)
         rows = training.data.moments.rows
         shown = _named(progress, alone) if run.train.beside else progress
@@ -129,6 +137,8 @@ def train_shares(
     """
     done = []
     for alone in run.train.single_learners():
+        if alone.algorithm in LEARNERS:
+            continue  # `train` learns in the simulator, in one program
         if alone.members != "processes":
             raise BadInput(
                 f"train.members of {alone.algorithm} is '{alone.members}', but several machines can only share members "
@@ -141,14 +151,23 @@ def train_shares(
     return done
 
 
+def _left_out(learner: Learner, errors: SimulatorErrors) -> Diverged:
+    """Return the reason why a learner is left out."""
+    signals = [name for name, error in errors.signals.items() if simulator_excess(error) > 1.0]
+    return Diverged(
+        f"{learner.title} was not trained, because the simulator mispredicts {', '.join(signals) or 'every signal'} of "
+        "the held-out logs: correct its constants, estimate them under 'identify', or widen certify.domain"
+    )
+
+
 def _named(progress: Report | None, learner: Learner) -> Report | None:
     """Return progress that names the learner, if there are several."""
     return progress and (lambda done, total, unit: progress(done, total, f"{unit} of {learner.title}"))
 
 
-def _training(home: Home, run: OpenedRun, dataset: Dataset) -> TrainingRun:
+def _training(home: Home, run: OpenedRun, dataset: Dataset, identification: Identification = KNOWN) -> TrainingRun:
     try:
-        return training_run(home, run, dataset)
+        return training_run(home, run, dataset, identification)
     except ValueError as error:
         raise BadInput(f"in 'train' of {run.train.algorithm}: {error}") from error
 
@@ -170,7 +189,7 @@ def _trained(
             f"all {len(training.members)} members of {training.run.train.title} diverged: lower the learning rates in "
             "'train.hyperparameters'"
         )
-    found = policies(training.algorithm, trained.state.population, training.data.scaling.normaliser)
+    found = policies(training.algorithm, trained.state.population, training.normaliser)
     folder = training.home.folder("runs", training.run.plant, "populations", training.key)
     learner = TrainedLearner(
         algorithm=training.algorithm.name,
@@ -215,15 +234,14 @@ def _varied(learner: Learner, hyperparameters: Mapping[str, float]) -> dict[str,
 
 def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, identification: Identification) -> Bundle:
     """Store a member's policy with a shield for the range of the training data, or with the given protection."""
-    run, plant, moments = training.run, plant_of(training.run), training.data.moments
+    run, plant = training.run, plant_of(training.run)
+    if training.setting is not None:
+        return keep_bundle(training.home, composite_of(policy.params, training.setting), plant)
     if protection is not None:
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
         composite = alone._replace(policy=policy)
     else:
-        low, high = jnp.asarray(moments.observation_low), jnp.asarray(moments.observation_high)
-        envelope = envelope_of(low, high, policy.normaliser.scale[: len(low)], run.shield.envelope)
-        shield = shield_of(plant.spec, run.shield, envelope)
-        composite = make_composite(simulator_of(plant, identification), policy, shield)
+        composite = make_composite(simulator_of(plant, identification), policy, training.shield)
     return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
 
 

@@ -57,6 +57,14 @@ def ope(evidence: Evidence | ProcessEvidence) -> bool:
     return evidence.ope.lower > 0
 
 
+def not_worse_by_logs(evidence: Evidence) -> bool:
+    """Return whether held-out logs do not show the candidate worse than the logged controller.
+
+    Logs that support no estimate show nothing.
+    """
+    return not evidence.supported or evidence.ope.upper >= 0
+
+
 def rollouts(evidence: Evidence) -> bool:
     """Return whether rollouts show a gain over the tuned controller, or give a finite estimate if none is required."""
     if not evidence.beat_plant and math.isfinite(evidence.rollouts.lower):
@@ -72,6 +80,15 @@ def champion(evidence: Evidence) -> bool:
         return False
     compared = (evidence.champion, evidence.champion_rollouts)
     return all(interval.upper >= 0 for interval in compared if interval is not None)
+
+
+def champion_by_rollouts(evidence: Evidence) -> bool:
+    """Return whether neither rollouts nor held-out logs, if they support an estimate, show the candidate worse."""
+    if evidence.incomparable or evidence.champion is None:
+        return True
+    by_logs = evidence.champion_unsupported or evidence.champion.upper >= 0
+    by_rollouts = evidence.champion_rollouts is not None and evidence.champion_rollouts.upper >= 0
+    return bool(by_logs) and by_rollouts
 
 
 def fallback(evidence: Evidence) -> bool:

@@ -5,9 +5,9 @@ its own version. The signer writes the newest version only, and versions never d
 
 To add, remove or change a gate, or to change a sentence of `texts`, append a version:
 
-    VERSIONS[3] = VERSIONS[2]._replace(simulated={**VERSIONS[2].simulated, "noise": verdicts.noise})
+    VERSIONS[5] = VERSIONS[4]._replace(simulated={**VERSIONS[4].simulated, "noise": verdicts.noise})
 
-A rule of writing that changes compares the entry's version: `if entry.rules >= 3`.
+A rule of writing that changes compares the entry's version: `if entry.rules >= 5`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ V1 = Version(
 V2 = V1._replace(texts=texts.V2)
 V3 = V2._replace(simulated={**V2.simulated, "statistical": verdicts.statistical_of_one_program})
 """Certificates bind lowered programs, and plants with equal limits share a lineage."""
-VERSIONS: dict[int, Version] = {1: V1, 2: V2, 3: V3}
+V4 = V3._replace(
+    simulated={**V3.simulated, "ope": verdicts.not_worse_by_logs, "champion": verdicts.champion_by_rollouts}
+)
+"""Rollouts select and compare candidates with a simulator; held-out logs are a veto."""
+VERSIONS: dict[int, Version] = {1: V1, 2: V2, 3: V3, 4: V4}
 
 
 def newest() -> int:

@@ -11,6 +11,7 @@ from configs.errors import BadInput, nearest
 from configs.run import Learner
 from configs.strict import NAME
 from neorl_core.algorithms import ALGORITHMS
+from neorl_core.online import LEARNERS
 from tasks.files.provenance import modules_of
 from tasks.models.user_code.isolated import isolated_algorithm
 from tasks.models.user_code.known import KnownAlgorithm, our_algorithm
@@ -47,7 +48,7 @@ def algorithm_at(reference: str, project: Path) -> KnownAlgorithm:
         return algorithm_of_code(found)
     raise BadInput(
         f"unknown algorithm '{reference[:80]}', and no Python file has this name: "
-        f"{nearest(reference, [*ALGORITHMS, *installed(ALGORITHM)])}"
+        f"{nearest(reference, [*ALGORITHMS, *LEARNERS, *installed(ALGORITHM)])}"
     )
 
 
@@ -57,7 +58,7 @@ def opened_learner(learner: Learner, project: Path) -> Learner:
     Raises:
         BadInput: if there is no such algorithm.
     """
-    if learner.source is not None or learner.algorithm in ALGORITHMS:
+    if learner.source is not None or learner.algorithm in ALGORITHMS or learner.algorithm in LEARNERS:
         return learner
     found = algorithm_at(learner.algorithm, project)
     return learner.model_copy(update={"algorithm": found.algorithm.name, "source": found.source})

@@ -13,6 +13,7 @@ from configs.errors import BadInput
 from configs.strict import NAME
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import actor_apply, mlp_apply
+from neorl_core.online import LEARNERS
 from neorl_core.training.population import Algorithm, configure, phase
 from neorl_core.types import PlantSpec, Space, Transition
 from tasks.models.user_code.loading import import_code, tree_of
@@ -64,7 +65,7 @@ def check_algorithm(algorithm: Algorithm, place: str) -> None:
         raise BadInput(
             f"{place} must have a name of lower-case letters, digits and underscores, got {name!r}: rename it"
         )
-    if name in ALGORITHMS:
+    if name in ALGORITHMS or name in LEARNERS:
         raise BadInput(f"{place} has the name of the built-in algorithm '{name}': rename it")
     plant = CHOSEN if algorithm.discrete else TRIED
     state = algorithm.init(jax.random.key(0), plant, configure(algorithm, {}))

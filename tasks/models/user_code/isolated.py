@@ -32,6 +32,7 @@ from configs.code import UserCode
 from configs.errors import BadInput, NeoRLError, Refused
 from configs.strict import NAME
 from neorl_core.algorithms import ALGORITHMS
+from neorl_core.online import LEARNERS
 from neorl_core.safety.program import IMPLEMENTATION, ImpureProgram, Program, check_pure, lower, read_program
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Metrics
@@ -272,7 +273,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         weights: Params = _built(found["result"], iter(leaves))
         return weights
 
-    if not re.fullmatch(NAME, str(answer["name"]), re.ASCII) or answer["name"] in ALGORITHMS:
+    if not re.fullmatch(NAME, str(answer["name"]), re.ASCII) or answer["name"] in {*ALGORITHMS, *LEARNERS}:
         raise Refused(f"the isolated process of {place} gave the name {str(answer['name'])[:80]!r}: correct the code")
     defaults = {name: _decoded(value) for name, value in answer["settings"].items()}
     algorithm = Algorithm(

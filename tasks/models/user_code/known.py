@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from neorl_core.algorithms import ALGORITHMS
+from neorl_core.online import LEARNERS
 from neorl_core.training.population import Algorithm
 from tasks.files.canonical import digest_json
 from tasks.files.provenance import sources_digest
@@ -31,4 +32,7 @@ class KnownAlgorithm(NamedTuple):
 
 
 def our_algorithm(name: str) -> KnownAlgorithm | None:
+    """Return a built-in algorithm, or None if there is no algorithm of this name."""
+    if name in LEARNERS:
+        return KnownAlgorithm(LEARNERS[name].unbound, (LEARNERS.module(name),))
     return KnownAlgorithm(ALGORITHMS[name], (ALGORITHMS.module(name),)) if name in ALGORITHMS else None

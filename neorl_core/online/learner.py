@@ -1,0 +1,93 @@
+"""The interface of learners that learn in a simulator. Their policies correct the action of the plant's controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from neorl_core.networks import Normaliser, Policy
+from neorl_core.plants.base import clip_to, rollouts
+from neorl_core.safety.composite import Composite, correction_inputs, make_composite
+from neorl_core.safety.shield import ShieldParams
+from neorl_core.training.loop import TrainingRows, resident
+from neorl_core.training.population import Algorithm
+from neorl_core.types import Params, Plant, PlantSpec, Transition, varies
+
+CHUNK = 50
+"""Updates between two checkpoints, at most: an update simulates whole episodes."""
+OBSERVED = 64
+"""Episodes of the plant's controller that determine the normaliser."""
+
+
+class Setting(NamedTuple):
+    """Inputs of a training, apart from its key."""
+
+    plant: Plant
+    shield: ShieldParams
+    normaliser: Normaliser
+    config: Any
+
+
+class Learner(NamedTuple):
+    """A learner that learns in a simulator."""
+
+    unbound: Algorithm
+    """Name and settings. The functions need a plant: only those of `bind` can be called."""
+    bind: Callable[[Setting], Algorithm]
+    """Return the learner for a plant, in the interface of offline algorithms. It ignores the batches."""
+
+
+def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
+    """Run the plant's controller over the operating domain, and return the normaliser of a policy that corrects it."""
+    keys = jax.random.split(key, OBSERVED)
+    seen = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain, trace=True).trajectory
+    assert seen is not None
+    rows = _inputs(plant, seen.observations, seen.actions)
+    rows = np.asarray(rows)[np.asarray(seen.alive)].astype(np.float64)
+    mean, deviation = rows.mean(0), rows.std(0)
+    low, high = (np.asarray(bound) for bound in plant.spec.action[2:])
+    scale = np.where(varies(mean, deviation), deviation, 1.0)
+    found = mean, scale, (low + high) / 2, (high - low) / 2
+    return Normaliser(*(jnp.asarray(x, jnp.float32) for x in found))
+
+
+@partial(jax.jit, static_argnames="plant")
+def _inputs(plant: Plant, observations: Float[Array, "N T O"], actions: Float[Array, "N T A"]) -> Float[Array, "N T I"]:
+    """Return `correction_inputs` of every step of the plant's controller."""
+
+    def episode(observations: Float[Array, "T O"], actions: Float[Array, "T A"]) -> Float[Array, "T I"]:
+        def step(memory: Any, now: Any) -> Any:
+            memory, command = plant.fallback.act(plant.fallback_params, memory, *now)
+            return memory, correction_inputs(now[0], memory, clip_to(plant.spec.action, command))
+
+        applied = jnp.concatenate([plant.applied(observations[0])[None], actions[:-1]])
+        start = plant.fallback.init(plant.fallback_params, observations[0])
+        rows: Float[Array, "T I"] = jax.lax.scan(step, start, (observations, applied))[1]
+        return rows
+
+    return jax.vmap(episode)(observations, actions)
+
+
+def composite_of(actor: Params, setting: Setting) -> Composite:
+    """Return the composite of an actor, which moves the controller's action by at most half of the action's range."""
+    policy, reach = Policy(actor, setting.normaliser), setting.normaliser.action_half_range
+    return make_composite(setting.plant, policy, setting.shield, correction=reach)
+
+
+def without_rows(spec: PlantSpec) -> TrainingRows:
+    """Return a source with one row of zeros, for the training loop of a learner that ignores its batches."""
+    observation, action = (jnp.zeros((1, space.size)) for space in (spec.observation, spec.action))
+    number = jnp.zeros(1)
+    return resident(Transition(observation, action, number, number, observation, number))
+
+
+def least_margins(spec: PlantSpec, share: float) -> Float[np.ndarray, " K"]:
+    """Return the margin of each limit below which a step is penalised: a share of the width, or of 1 if one-sided."""
+    widths = np.asarray([limit.high - limit.low for limit in spec.constraints])
+    return share * np.where(np.isfinite(widths), widths, 1.0)

@@ -1,0 +1,69 @@
+"""Rank the members of a population by rollouts on fresh episodes of the simulator, behind their shields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from configs.home import Home
+from configs.run import OpenedRun
+from neorl_core.plants.base import rollouts
+from neorl_core.safety import bounds
+from neorl_core.safety.bounds import mean_interval, paired_difference_interval
+from neorl_core.safety.composite import Composite, composite_controller, make_composite
+from tasks.identify import simulator_of
+from tasks.models.bundles.bundle import load_bundle
+from tasks.models.plants.known import plant_of
+from tasks.references import KNOWN, Identification, Interval, Population, RankedMember, Ranking
+from tasks.simulate import domain_of, score
+from tasks.stages import cached
+from tasks.training.shielding import shield_of
+
+if TYPE_CHECKING:
+    from tasks.progress import Report
+
+RANKING_SEED = 20_280_000
+"""Added to the run's seed: training, gates and certification use other episodes."""
+
+
+@cached()
+def rank(
+    home: Home,
+    run: OpenedRun,
+    population: Population,
+    progress: Report | None = None,
+    identification: Identification = KNOWN,
+) -> Ranking:
+    """Roll out every member behind its shield, and the tuned controller, on the same fresh episodes.
+
+    Returns:
+        Each member's score, gain over the tuned controller, and violations.
+    """
+    plant = simulator_of(plant_of(run), identification)
+    domain, controller = domain_of(plant, run), composite_controller(plant)
+    keys = jax.random.split(jax.random.key(RANKING_SEED + run.seed), run.evaluate.rollouts)
+    done, total = 0, 1 + len(population.members)
+
+    def points(composite: Composite) -> tuple[np.ndarray, int]:
+        """Return the score of each episode, and the number of episodes with a violation."""
+        nonlocal done
+        found = jax.device_get(rollouts(plant, controller, composite, keys, domain))
+        done += 1
+        if progress:
+            progress(done, total, "controllers")
+        return np.asarray([score(plant.spec, ret) for ret in found.ret.astype(np.float64)]), int(found.violated.sum())
+
+    tuned, tuned_violated = points(make_composite(plant, shield=shield_of(plant.spec, run.shield)))
+    members = []
+    for member in population.members:
+        ours, violated = points(load_bundle(member.bundle.folder, member.bundle.digest, run.source)[1])
+        gain = paired_difference_interval(ours, tuned, run.evaluate.confidence)
+        value = mean_interval(ours, run.evaluate.confidence)
+        members.append(RankedMember(score=_interval(value), gain=_interval(gain), violated=violated))
+    return Ranking(members=tuple(members), tuned_violated=tuned_violated, episodes=len(keys))
+
+
+def _interval(found: bounds.Interval) -> Interval:
+    return Interval(value=float(found.value), lower=float(found.lower), upper=float(found.upper))
