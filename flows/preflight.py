@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.errors import BadInput
 from configs.home import Home
-from configs.run import OpenedRun
+from configs.run import Learner, OpenedRun
 
 LOG_ONLY_KEYS = ("fallback", "support", "shadow")
 """Keys of a run's file that have no effect on a simulated plant."""
@@ -113,6 +113,7 @@ def check_training(run: OpenedRun, config: Path) -> None:
     """Check that the settings under 'train' fit the algorithms and the plant."""
     from neorl_core.algorithms import check_actions
     from neorl_core.networks import make_body
+    from neorl_core.online import LEARNERS
     from neorl_core.training.loop import schedule
     from neorl_core.training.population import check_range, configure, warm_up_updates
     from tasks.data.store.histories import observed_spec
@@ -126,6 +127,8 @@ def check_training(run: OpenedRun, config: Path) -> None:
             varied = {name: values[0] for name, values in learner.grid.items()}
             algorithm = algorithm_of(learner).algorithm
             check_actions(algorithm, spec)
+            if learner.algorithm in LEARNERS:
+                check_online(run, learner, learner in shared)
             settings = configure(algorithm, {**learner.hyperparameters, **varied}, learner.updates)
             for name, values in learner.grid.items():
                 for value in values:
@@ -135,6 +138,21 @@ def check_training(run: OpenedRun, config: Path) -> None:
             make_body(observed_spec(run), getattr(settings, "hidden", ()), **networks)
         except ValueError as error:
             raise BadInput(f"in {config}, 'train': {error}") from error
+
+
+def check_online(run: OpenedRun, learner: Learner, shared: bool) -> None:
+    """Raise a ValueError if the run cannot have a learner that learns in the simulator."""
+    from tasks.models.plants.known import plant_of
+
+    share = learner.best_episodes
+    unusable = {
+        f"{run.plant} has no simulator": plant_of(run).plant is None,
+        "it cannot train the policy that the sites of a fleet share": shared,
+        "train.ships is best, which compares checkpoints by logs": run.train.ships == "best",
+        f"best_episodes is {share:g}, which selects episodes of logs": share < 1,
+    }
+    if reason := next((reason for reason, holds in unusable.items() if holds), None):
+        raise ValueError(f"{learner.algorithm} learns in the simulator, but {reason}: choose an offline learner")
 
 
 def check_reward(run: OpenedRun) -> None:

@@ -28,6 +28,8 @@ from tasks.references import (
     MemberEvaluation,
     Placement,
     Population,
+    RankedMember,
+    Ranking,
     Rollouts,
     Source,
     TrainedLearner,
@@ -106,6 +108,13 @@ def _evaluation() -> Evaluation:
         behaviour=spread(-1.1, 0.1),
         difference=spread(0.21, 0.06),
         supported=True,
+        ranking=Ranking(
+            members=tuple(
+                RankedMember(score=spread(80 + 2.5 * i, 1.5), gain=spread(2.5 * i, 0.5), violated=0) for i in range(4)
+            ),
+            tuned_violated=0,
+            episodes=256,
+        ),
         discount=0.99,
         episodes=150,
     )
@@ -130,7 +139,6 @@ def _rollouts(trajectories: Path) -> Rollouts:
             "champion": controller(-0.152, 0.010),
         },
         differences={"plant controller": spread(0.103, 0.012), "champion": spread(0.024, 0.007)},
-        member_scores=tuple(spread(80 + 2.5 * i, 1.5) for i in range(4)),
         score=87.5,
         trajectories=trajectories,
     )

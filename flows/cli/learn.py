@@ -48,9 +48,7 @@ def learn(
 
     behind = max(updates // 2, 1) if protected is None else protected
     if behind >= updates:
-        raise BadInput(
-            f"{behind} of {updates} updates cannot run behind the shield: take fewer, at least one runs without"
-        )
+        raise BadInput(f"--protected is {behind}, but must be less than the {updates} --updates: reduce it")
     settings = {"episodes": episodes, "margin": margin, "warm_up_updates": updates - behind}
     chosen = configure(LEARNERS["analytic_gradient"].unbound, settings, updates)
     run = open_run(config)

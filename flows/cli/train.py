@@ -50,6 +50,7 @@ def train(
     """
     keep_compiled(create_home=True)
     from neorl_core.algorithms import default_algorithm
+    from neorl_core.online import LEARNERS
     from tasks.data.formats.sources import SourceOptions
     from tasks.models.user_code.algorithms import algorithm_at
     from tasks.models.user_code.known import our_algorithm
@@ -59,6 +60,8 @@ def train(
     overrides = dict(map(_setting, settings or []))
     # Reject a wrong name before anything is read.
     named = algorithm and (our_algorithm(algorithm) or algorithm_at(algorithm, Path.cwd()))
+    if named and named.algorithm.name in LEARNERS:
+        raise BadInput(f"{named.algorithm.name} learns in a simulator, not from a dataset: use 'neorl learn'")
     if named:
         check_overrides(named.algorithm, overrides)
     learning = _curves_in_mlflow(Home.locate()) if mlflow else None

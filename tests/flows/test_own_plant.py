@@ -230,3 +230,33 @@ def test_a_graph_policy_becomes_a_certified_champion(services: Services, tmp_pat
     assert neorl(*words, "--rerun", "--plant", "plants/feeder.py")["exit"] == 0
     assert neorl("audit", "verify")["exit"] == 0
     assert neorl("retrain", "feeder.yaml", "--data", "logs.hdf5")["verdict"] == "unchanged"
+
+
+def test_a_policy_that_learns_in_a_users_simulator_becomes_champion(services: Services, tmp_path: Path) -> None:
+    """The next candidate is compared with it by rollouts, because logs cannot estimate it."""
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "tests" / "own_project", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    plant = folder / "plants" / "tank.py"
+    plant.write_text(plant.read_text().replace('name="tank"', 'name="vessel"'))
+    learner = "{algorithm: analytic_gradient, updates: 100, seeds: 1, hyperparameters: {episodes: 16, hidden: [16]}}"
+    settings = "evaluate: {rollouts: 64}\ncertify: {p0: 0.1}\napproval: auto\n"
+    (folder / "run.yaml").write_text(f"plant: plants/tank.py\ntrain: {learner}\n{settings}")
+    command = functools.partial(run_in, services, folder)
+    made = command("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
+    assert (made["exit"], made["plant"]) == (0, "vessel")
+    found = command("retrain", "run.yaml", "--data", "logs.hdf5")
+    assert (found["exit"], found["verdict"]) == (0, "promoted"), found
+    gates = {gate["name"]: gate["detail"] for gate in found["gates"]}
+    assert "not supported by the held-out logs: the policy corrects the plant's controller" in gates["ope"]
+    digest = found["champion"]["composite"]
+    bundle = services.home.root / "bundles" / "vessel" / digest[:24]
+    assert load_bundle(bundle, digest, find_code("plants/tank.py", folder))[1].correction is not None
+    again = command("retrain", "run.yaml", "--data", "logs.hdf5")
+    assert again["candidate"]["version"] == found["candidate"]["version"]
+    (folder / "run.yaml").write_text(f"plant: plants/tank.py\nseed: 1\ntrain: {learner}\n{settings}")
+    second = command("retrain", "run.yaml", "--data", "logs.hdf5")
+    assert second["exit"] == 0, second
+    gate = next(gate for gate in second["gates"] if gate["name"] == "champion")
+    assert gate["detail"].startswith("return per episode on the simulator against it")
+    assert gate["detail"].endswith("whose state is not in the logs")
+    assert audit(services.home).passed

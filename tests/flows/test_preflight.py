@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,34 @@ def test_simulator_keys_are_rejected_for_log_only_plants(key: str, text: str, tm
     lines = config.read_text().splitlines(keepends=True)
     config.write_text("".join(line for line in lines if not line.startswith("evaluate:")) + text)
     with pytest.raises(BadInput, match=f"'{key}' has no effect in .* has no simulator: remove the key"):
+        checked_run(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("ships: best", "train.ships is best, which compares checkpoints by logs"),
+        ("best_episodes: 0.5", "best_episodes is 0.5, which selects episodes of logs"),
+        ("updates: 1", "the warm-up alone needs"),
+        ("hyperparameters: {episode: 9}", "unknown hyper-parameter 'episode' of analytic_gradient"),
+    ],
+)
+def test_learners_in_the_simulator_are_checked(settings: str, said: str, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(f"plant: chemical_reactor\ntrain: {{algorithm: analytic_gradient, {settings}}}\n")
+    with pytest.raises(BadInput, match=said):
+        checked_run(config)
+
+
+def test_learners_in_the_simulator_need_continuous_actions_and_a_simulator(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("plant: pumping_station\ntrain: {algorithm: analytic_gradient}\n")
+    with pytest.raises(BadInput, match="cannot learn the discrete actions of pumping_station"):
+        checked_run(config)
+    config = small_process.project(tmp_path)
+    text = re.sub(r"algorithm: \w+", "algorithm: analytic_gradient", config.read_text())
+    config.write_text(text)
+    with pytest.raises(BadInput, match=r"analytic_gradient learns in the simulator, but .* has no simulator"):
         checked_run(config)
 
 

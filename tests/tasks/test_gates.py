@@ -85,7 +85,7 @@ def test_simulator_gate_names_the_worst_signal() -> None:
     assert "(T; " in gate_of("simulator", evidence(simulator=errors)).detail
 
 
-TABLE = [
+ROLLOUTS = [
     # lower, upper, beat_plant, passed
     (0.1, 0.2, True, True),
     (0.0, 0.2, True, False),
@@ -98,21 +98,32 @@ TABLE = [
 ]
 
 
-@pytest.mark.parametrize(("lower", "upper", "beat_plant", "passed"), TABLE)
-def test_ope_and_rollouts(lower: float, upper: float, beat_plant: bool, passed: bool) -> None:
-    numbers = evidence(ope=interval(lower, upper), rollouts=interval(lower, upper), beat_plant=beat_plant)
-    names: tuple[str, str] = ("ope", "rollouts")
-    for name in names:
-        gate = gate_of(name, numbers)
-        assert gate.passed is passed, name
-        assert f"{lower:+.4g}" in gate.detail
-    assert gate_of("ope", numbers.model_copy(update={"supported": False})).passed is False
+@pytest.mark.parametrize(("lower", "upper", "beat_plant", "passed"), ROLLOUTS)
+def test_rollouts(lower: float, upper: float, beat_plant: bool, passed: bool) -> None:
+    gate = gate_of("rollouts", evidence(rollouts=interval(lower, upper), beat_plant=beat_plant))
+    assert gate.passed is passed
+    assert f"{lower:+.4g}" in gate.detail
 
 
-def test_ope_gate_says_that_a_gain_is_not_required() -> None:
-    numbers = evidence(ope=interval(-1.0, 1.0), beat_plant=False)
-    assert "not required by gates.beat_plant" in gate_of("ope", numbers).detail
-    assert "do not support" in gate_of("ope", numbers.model_copy(update={"supported": False})).detail
+@pytest.mark.parametrize(
+    ("lower", "upper", "passed"),
+    [(0.1, 0.2, True), (-0.1, 0.2, True), (-0.2, 0.0, True), (-0.2, -0.1, False), (NAN, NAN, False)],
+)
+def test_logs_are_a_veto(lower: float, upper: float, passed: bool) -> None:
+    numbers = evidence(ope=interval(lower, upper))
+    gate = gate_of("ope", numbers)
+    assert gate.passed is passed
+    assert ("the logs contradict the simulator" in gate.detail) is not passed
+    # Logs that support no estimate refuse nothing.
+    unknown = gate_of("ope", numbers.model_copy(update={"supported": False, "reason": "too few episodes"}))
+    assert unknown.passed is True
+    assert unknown.detail == "not supported by the held-out logs: too few episodes; the simulator decides"
+
+
+def test_a_process_without_a_simulator_needs_a_gain_by_its_logs() -> None:
+    for lower, passed in ((0.1, True), (0.0, False), (NAN, False)):
+        assert log_only_gate("ope", process_evidence(ope=interval(lower, 0.2))).passed is passed
+    assert log_only_gate("ope", process_evidence(supported=False)).passed is False
 
 
 @pytest.mark.parametrize(
@@ -150,7 +161,6 @@ def test_rollouts_gate_names_a_large_fallback_share() -> None:
     [(0.1, 0.2, True), (-0.1, 0.1, True), (-0.1, 0.0, True), (-0.2, -0.1, False), (NAN, NAN, False)],
 )
 def test_champion(lower: float, upper: float, passed: bool) -> None:
-    assert gate_of("champion", evidence(champion=interval(lower, upper))).passed is passed
     # Both the logs and the same episodes on the simulator must allow the candidate.
     no_worse = interval(-0.1, 0.1)
     assert gate_of("champion", evidence(champion=no_worse, champion_rollouts=interval(lower, upper))).passed is passed
@@ -165,10 +175,14 @@ def test_champion_gate_without_comparable_champion_says_why() -> None:
 
 def test_unsupported_gain_over_champion_has_a_reason() -> None:
     nothing = evidence(champion=interval(NAN, NAN), champion_unsupported="too few", champion_rollouts=interval(1, 2))
-    detail = "the held-out logs support no estimate of the gain over the champion: too few"
-    assert gate_of("champion", nothing) == Gate(name="champion", passed=False, detail=detail)
-    # Old entries have no reason; the audit must still reproduce their text.
-    assert "+nan" in gate_of("champion", evidence(champion=interval(NAN, NAN))).detail
+    detail = (
+        "return per episode on the simulator against it +1.5, interval [+1, +2]; not supported by the held-out logs: "
+        "too few"
+    )
+    assert gate_of("champion", nothing) == Gate(name="champion", passed=True, detail=detail)
+    worse = nothing.model_copy(update={"champion_rollouts": interval(-2, -1)})
+    assert gate_of("champion", worse).passed is False
+    assert gate_of("champion", nothing.model_copy(update={"champion_rollouts": None})).passed is False
 
 
 def test_certificates() -> None:

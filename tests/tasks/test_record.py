@@ -19,7 +19,6 @@ DIFFERENCE = Interval(value=0.1, lower=-0.1, upper=0.3)
 ROLLOUTS = Rollouts(
     controllers={},
     differences={"plant controller": DIFFERENCE},
-    member_scores=(),
     score=1.0,
     trajectories=Path("t.npz"),
 )

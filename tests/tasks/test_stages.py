@@ -121,6 +121,7 @@ def test_what_a_stage_does_not_use_is_no_part_of_its_key() -> None:
         "identify",
         "train",
         "fallback",
+        "rank",
         "evaluate",
         "simulate",
         "validate_simulator",

@@ -9,21 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from neorl_core.online.analytic_gradient import (
-    Config,
-    Setting,
-    State,
-    bounded_mean,
-    composite_of,
-    init,
-    loss,
-    make_chunk,
-    observe,
-)
+from neorl_core.online.analytic_gradient import Config, State, algorithm, bounded_mean, init, loss
+from neorl_core.online.learner import Setting, composite_of, observe, without_rows
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import unshielded_controller
 from neorl_core.safety.shield import default_shield
+from neorl_core.training.loop import RunState, schedule, train
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Member, configure, init_population, make_train_chunk, warm_up_updates
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
 
 SMOOTH = ("hvac_control", "steel_annealing", "chemical_reactor", "double_mass", "water_treatment")
@@ -82,12 +76,21 @@ def setting(plant: Plant, **changes: Any) -> tuple[Setting, State]:
     return found, init(jax.random.key(0), found)
 
 
+def trained(found: Setting, updates: int, seeds: int = 1, **how: Any) -> RunState:
+    """Train members with the seeds from 0."""
+    learner = algorithm(found)
+    fresh = init_population(learner, found.plant.spec, found.config, [Member(i, i, {}) for i in range(seeds)])
+    plan = schedule(updates, 2, 1, found.config.warm_up_updates)
+    return train(learner, fresh, without_rows(found.plant.spec), plan, 1, **how)
+
+
 @pytest.mark.slow
 def test_the_learned_policy_is_the_optimal_linear_controller() -> None:
-    found, state = setting(LINEAR, updates=400, protected_updates=0, episodes=32)
-    state, _ = make_chunk(found, 400, protected=False)(state)
+    recipe = Recipe(clip=1.0, schedule="cosine", steps=400)
+    found, _ = setting(LINEAR, episodes=32, warm_up_updates=398, recipe=recipe)
+    actor = jax.tree.map(lambda x: x[0], trained(found, 400).population.learner.actor)
     keys = jax.random.split(jax.random.key(5), 256)
-    learned = rollouts(LINEAR, unshielded_controller(LINEAR), composite_of(state.actor, found), keys, ()).ret
+    learned = rollouts(LINEAR, unshielded_controller(LINEAR), composite_of(actor, found), keys, ()).ret
     gain = riccati_gain()
     best = Controller(lambda p, o: (), lambda p, s, o, a: (s, -gain * o))
     optimal, start = (rollouts(LINEAR, c, (), keys, ()).ret for c in (best, IDLE))
@@ -136,18 +139,36 @@ def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
     assert float(finite) == 1.0
 
 
-def test_a_run_in_parts_gives_the_same_bits() -> None:
-    found, state = setting(LINEAR, updates=4, episodes=4)
-    chunk = make_chunk(found, 2, protected=True)
-    once, _ = chunk(chunk(state)[0])
-    stored = jax.tree.map(np.asarray, chunk(state)[0])
-    again, _ = chunk(jax.tree.map(jnp.asarray, stored))
-    for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert int(again.step) == 4
-    # A second seed shares the program.
-    assert make_chunk(found, 2, protected=True).func is chunk.func
-    assert chunk.func._cache_size() == 1
+def test_a_resumed_run_gives_the_same_bits() -> None:
+    found, _ = setting(LINEAR, episodes=4, warm_up_updates=2)
+    stored: list[RunState] = []
+    whole = trained(found, 6, report=lambda state, updates: stored.append(jax.tree.map(np.asarray, state)))
+    assert [state.done for state in stored] == [0, 2, 4, 6]
+    for begun in stored[1:3]:
+        again = trained(found, 6, resume=lambda fresh, begun=begun: begun)
+        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_two_chunks_share_one_program_and_members_differ() -> None:
+    found, _ = setting(LINEAR, episodes=4, warm_up_updates=1)
+    learner = algorithm(found)
+    fresh = init_population(learner, LINEAR.spec, found.config, [Member(i, i, {"margin": 0.1}) for i in range(2)])
+    advance: Any = make_train_chunk(learner, 1, 1, 1)
+    state = fresh
+    for _ in range(3):
+        state, metrics = advance(state, without_rows(LINEAR.spec).at(0))
+    assert advance._cache_size() == 1
+    assert not np.array_equal(*metrics["score"])
+    for leaf, same in zip(jax.tree.leaves(state.learner.shield), jax.tree.leaves(fresh.learner.shield), strict=True):
+        np.testing.assert_array_equal(leaf, same)
+
+
+def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
+    learner = algorithm(setting(LINEAR)[0])
+    usual, short = (configure(learner, {}, updates) for updates in (600, 100))
+    assert (warm_up_updates(learner, usual), usual.recipe.steps) == (300, 600)
+    assert (warm_up_updates(learner, short), short.recipe.steps) == (50, 100)
 
 
 def test_the_first_actor_hardly_moves_the_controller() -> None:

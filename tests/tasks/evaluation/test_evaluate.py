@@ -13,6 +13,7 @@ import pytest
 
 from configs.home import Home
 from neorl_core.networks import Normaliser, Policy, actor_init
+from neorl_core.online.learner import observe
 from neorl_core.ope.agreement import WIDE, Estimate
 from neorl_core.plants import PLANTS
 from neorl_core.safety.composite import make_composite
@@ -31,10 +32,10 @@ from tasks.evaluation.estimators import (
     estimates_by_workers,
     fit_estimators,
 )
-from tasks.evaluation.evaluate import Ask, chosen, evaluate
+from tasks.evaluation.evaluate import CORRECTS, NEEDLESS, Ask, chosen, evaluate
 from tasks.evaluation.model_based import lasting, windows
 from tasks.models.bundles.bundle import load_bundle
-from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation
+from tasks.references import Bundle, Champion, Dataset, Interval, MemberEvaluation, RankedMember, Ranking
 from tasks.training.train import keep_bundle
 from tests.servers import dask
 from tests.small_data import PLANT, reactor_dataset, reactor_run, untrained
@@ -319,3 +320,60 @@ def test_a_champion_that_the_logs_say_nothing_of_is_compared_by_no_number(
     assert found.champion_difference is not None
     assert np.isnan([found.champion_difference.lower, found.champion_difference.upper]).all()
     assert found.champion_unsupported == (found.reason or "no finite estimate")
+
+
+def untouched(lower: float, violated: int = 0) -> RankedMember:
+    gain = Interval(value=lower, lower=lower, upper=lower)
+    return RankedMember(score=gain, gain=gain, violated=violated)
+
+
+@pytest.mark.slow
+def test_logs_veto_the_best_member_of_the_ranking(
+    home: Home, reference: Dataset, sound: list[Bundle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made by hand: rollouts prefer member 0, then 2; the logs show that member 0 is worse than their controller."""
+
+    @contextmanager
+    def asking(later: Episodes, _: object) -> Iterator[Ask]:
+        gains = [-5.0, 1.0, 0.5]
+        yield lambda episodes, policies: (
+            told(0.0, 0.0),
+            [told(2.0, gain) for gain in (gains if len(policies) == 3 else [0.5])],
+        )
+
+    monkeypatch.setattr("tasks.evaluation.evaluate._asking", asking)
+    ranking = Ranking(members=tuple(map(untouched, (0.3, 0.1, 0.2))), tuned_violated=0, episodes=9)
+    run = reactor_run(seed=700)
+    found = evaluate(home, run, reference, untrained(sound[:3], sound[0].folder), Champion(), ranking=ranking)
+    assert found.selected == 2
+    assert (found.ranking, found.supported) == (ranking, True)
+    assert found.difference.value == 0.5
+    # If the logs show all members to be worse, the gate refuses the best one.
+    alone = Ranking(members=(untouched(0.3),) * 3, tuned_violated=0, episodes=9)
+    monkeypatch.setattr("tasks.evaluation.evaluate._asking", lambda later, _: _all_worse())
+    group = untrained(sound[:3], sound[0].folder)
+    assert evaluate(home, reactor_run(seed=701), reference, group, Champion(), ranking=alone).selected == 0
+
+
+@contextmanager
+def _all_worse() -> Iterator[Ask]:
+    yield lambda episodes, policies: (told(0.0, 0.0), [told(2.0, -5.0) for _ in policies])
+
+
+def test_a_policy_that_corrects_the_controller_is_not_estimated(
+    home: Home, reference: Dataset, sound: list[Bundle]
+) -> None:
+    plant = PLANTS[PLANT]
+    normaliser = observe(plant, jax.random.key(0))
+    actor = actor_init(jax.random.key(0), len(normaliser.mean), plant.spec.action.size, (8,))
+    corrects = make_composite(plant, Policy(actor, normaliser), correction=jnp.ones(1))
+    kept = keep_bundle(home, corrects, PLANT)
+    ranking = Ranking(members=(untouched(0.1), untouched(0.2)), tuned_violated=0, episodes=9)
+    group = untrained([sound[0], kept], sound[0].folder)
+    champion = Champion(digest=sound[1].digest, bundle=sound[1])
+    found = evaluate(home, reactor_run(), reference, group, champion, ranking=ranking)
+    assert (found.selected, found.supported, found.reason) == (1, False, CORRECTS)
+    assert [member.reason for member in found.members] == [NEEDLESS, CORRECTS]
+    assert found.champion_unsupported == CORRECTS
+    assert found.champion_difference is not None
+    assert np.isnan(found.champion_difference.value)

@@ -21,7 +21,7 @@ from tasks.data.store.episodes import halves, read_logs
 from tasks.evaluation.model_based import fit_learned_model, logged_steps, windows
 from tasks.files.provenance import modules_of
 from tasks.models.bundles.bundle import load_bundle
-from tasks.references import Dataset, Member, Placement, Population
+from tasks.references import Dataset, Member, Placement, Population, SignalError, SimulatorErrors
 from tasks.training.population import Diverged, train_members, training_run
 from tasks.training.train import _trained, keep_bundle, train
 from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
@@ -342,3 +342,70 @@ def test_the_best_checkpoint_ships_where_the_run_says_so(
     best = max(policies, key=lambda name: learned.best(policies[name]))
     meant = {"half": half, "whole": undisturbed}[best]
     assert [m.bundle.digest for m in found.members] == [m.bundle.digest for m in meant.members]
+
+
+ONLINE = {"algorithm": "analytic_gradient", "updates": 4, "checkpoint_every": 2, "seeds": 2}
+ONLINE_RUN: dict[str, Any] = {"train": {**ONLINE, "hyperparameters": {"episodes": 4, "hidden": [8]}}}
+
+
+@pytest.fixture(scope="module")
+def online(reference: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Population:
+    """A population that learned in the simulator."""
+    return train(Home(tmp_path_factory.mktemp("online")), reactor_run(**ONLINE_RUN), reference)
+
+
+@pytest.mark.slow
+def test_a_learner_in_the_simulator_is_trained_behind_the_shield_of_the_logs(
+    online: Population, undisturbed: Population
+) -> None:
+    shield = load_bundle(undisturbed.members[0].bundle.folder, undisturbed.members[0].bundle.digest)[1].shield
+    assert len({member.bundle.digest for member in online.members}) == 2
+    for member in online.members:
+        composite = load_bundle(member.bundle.folder, member.bundle.digest)[1]
+        assert composite.correction is not None
+        for ours, theirs in zip(jax.tree.leaves(composite.shield), jax.tree.leaves(shield), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    assert online.learners[0].placement.processes is False
+
+
+@pytest.mark.slow
+def test_a_killed_training_in_the_simulator_resumes_to_the_bit(
+    online: Population, reference: Dataset, tmp_path: Path
+) -> None:
+    def die(done: int, *_: Any) -> None:
+        if done > 0:
+            raise _Killed
+
+    home, told = Home(tmp_path), []
+    with pytest.raises(_Killed):
+        train(home, reactor_run(**ONLINE_RUN), reference, die)
+    found = train(home, reactor_run(**ONLINE_RUN), reference, lambda done, *_: told.append(done))
+    assert told == [2, 4]
+    assert found.digest == online.digest
+
+
+@pytest.mark.slow
+def test_shield_and_domain_determine_a_training_in_the_simulator(
+    online: Population, undisturbed: Population, reference: Dataset, tmp_path: Path
+) -> None:
+    home = Home(tmp_path)
+    for change in ({"shield": {"hold": 9}}, {"certify": {"domain": {"reaction_spread": 0.005}}}):
+        key = training_run(home, reactor_run(**ONLINE_RUN, **change), reference).key
+        assert key != online.learners[0].key
+        assert training_run(home, reactor_run(**change), reference).key == undisturbed.learners[0].key
+
+
+@pytest.mark.slow
+def test_a_simulator_that_mispredicts_the_logs_teaches_nothing(
+    undisturbed: Population, reference: Dataset, tmp_path: Path
+) -> None:
+    wrong = SimulatorErrors(signals={"temperature": SignalError(logs=9.0, domain=1.0, spread=1.0)})
+    run = reactor_run(**ONLINE_RUN)
+    with pytest.raises(Refused, match="was not trained, because the simulator mispredicts temperature of"):
+        train(Home(tmp_path), run, reference, simulator=wrong)
+    both = run.model_copy(update={"train": run.train.model_copy(update={"beside": [reactor_run().train]})})
+    found = train(Home(tmp_path), both, reference, simulator=wrong)
+    assert [member.bundle.digest for member in found.members] == [m.bundle.digest for m in undisturbed.members]
+    assert len(found.diverged) == 1
+    right = wrong.model_copy(update={"signals": {"temperature": SignalError(logs=0.9, domain=1.0, spread=1.0)}})
+    assert len(train(Home(tmp_path), both, reference, simulator=right).members) == 4
