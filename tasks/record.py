@@ -53,7 +53,7 @@ GATE_TITLES: dict[str, str] = {
     "data": "the logs meet every expectation",
     "simulator": "the simulator predicts held-out logs",
     "learned_model": "the model predicts held-out logs",
-    "ope": "by held-out logs, the policy is better than the logged controller",
+    "ope": "held-out logs do not contradict the policy; without a simulator, they show a gain",
     "rollouts": "the policy is better than the plant's controller on the simulator",
     "champion": "the policy is not worse than the champion",
     "bounds": "actions are within bounds and rates",

@@ -151,7 +151,8 @@ def test_the_template_project_leads_to_a_champion(services: Services, tmp_path: 
     assert made["exit"] == 0, made
     config = project / "configs" / "vessel.yaml"
     # The template's certification and approval settings stay.
-    config.write_text(config.read_text().replace("evaluate:\n", SMALL))
+    small = "evaluate:\n  rollouts: 64\n"
+    config.write_text(config.read_text().replace("updates: 600", "updates: 100").replace("evaluate:\n", small))
     ready = neorl(project, "check", "--data", "logs.hdf5")
     assert ready["exit"] == 0, ready
     found = neorl(project, "retrain", "configs/vessel.yaml", "--data", "logs.hdf5")
