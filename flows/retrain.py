@@ -60,12 +60,12 @@ def retrain(config: str = "configs/chemical_reactor.yaml", data: list[str] | Non
         fallback = fallback_composite(home, run.part("shield"), identification=constants)
         champion = incumbent(home, run, dataset, fallback)
         stack.enter_context(lowerings_ahead())
-        simulated = run.part("evaluate", "certify.domain", "shield")
+        simulated = run.part("evaluate", "certify.domain", "shield", "data.held_out")
         ranking = rank(home, simulated, population, identification=constants)
         evaluation = evaluate(
             home, run.part("evaluate", "history", "data.held_out"), dataset, population, champion, ranking=ranking
         )
-        rollouts = simulate(home, simulated, population, evaluation, champion, identification=constants)
+        rollouts = simulate(home, simulated, dataset, population, evaluation, champion, identification=constants)
         key = run_key(run, dataset, population, evaluation, champion)
         if (decided := earlier_outcome(home, run, key)) is not None:
             return conclude(home, run, decided)

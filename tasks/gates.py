@@ -170,6 +170,8 @@ def _rollouts(evidence: Evidence) -> str:
     detail = f"return per episode on the simulator against the plant's controller {_interval(evidence.rollouts)}"
     if evidence.fallback_share > MOSTLY:
         detail += f"; the fallback decided {evidence.fallback_share:.0%} of its steps"
+    if evidence.departure is not None:
+        detail += f"; {evidence.departure:.1%} of its steps are unlike every logged step"
     if not evidence.beat_plant and math.isfinite(evidence.rollouts.lower):
         detail += "; not required by gates.beat_plant"
     return detail

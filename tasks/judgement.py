@@ -50,6 +50,7 @@ def screen(
         rollout_violations=rollouts.controllers["candidate"].violated,
         rollout_episodes=rollouts.controllers["candidate"].episodes,
         fallback_share=rollouts.controllers["candidate"].fallback_share,
+        departure=rollouts.departure.unlike["candidate"] if rollouts.departure else None,
         champion=evaluation.champion_difference,
         champion_unsupported=evaluation.champion_unsupported,
         # The champion itself has no difference in rollouts.

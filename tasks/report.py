@@ -19,6 +19,7 @@ from tasks.files.canonical import write_atomic
 from tasks.gates import ABSENT_LOG_ONLY
 from tasks.models.plants.known import plant_of
 from tasks.pictures.curves import plot_curves, plot_prediction
+from tasks.pictures.departure import plot_departure
 from tasks.pictures.estimates import plot_intervals, plot_ope
 from tasks.pictures.style import CONTROLLERS
 from tasks.pictures.trajectories import Trajectory, plot_glance, plot_trajectories
@@ -169,6 +170,9 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
     plots["trajectories"] = plot_trajectories(
         folder / "trajectories.png", plant.spec, read_trajectories(record.rollouts), plant.drawn
     )
+    if record.rollouts.departure is not None:
+        histograms = read_npz(record.rollouts.departure.histograms)
+        plots["departure"] = plot_departure(folder / "departure.png", plant.spec, histograms)
     plots["intervals"] = plot_intervals(
         folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
     )

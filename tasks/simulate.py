@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.home import Home
 from configs.run import OpenedRun
-from neorl_core.plants.base import EpisodeResult, rollouts
+from neorl_core.plants.base import EpisodeResult, Trajectory, rollouts
 from neorl_core.plants.replay import LoggedEpisodes, ReplayErrors, replay_errors
 from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
@@ -22,6 +22,7 @@ from neorl_core.safety.composite import composite_controller, make_composite
 from neorl_core.types import Params, Plant, PlantSpec
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
+from tasks.evaluation.departure import departure
 from tasks.files.arrays import npz_bytes
 from tasks.files.canonical import digest_json, write_atomic
 from tasks.identify import simulator_of
@@ -89,6 +90,7 @@ def score(spec: PlantSpec, ret: float) -> float:
 def simulate(
     home: Home,
     run: OpenedRun,
+    dataset: Dataset,
     population: Population,
     evaluation: Evaluation,
     champion: Champion,
@@ -101,7 +103,7 @@ def simulate(
         champion: the champion, which is rolled out if it runs on this simulator and is not the candidate.
 
     Returns:
-        Statistics of each controller, and the candidate's paired differences.
+        Statistics of each controller, the candidate's paired differences, and the departure from the logs.
     """
     plant = simulator_of(plant_of(run), identification)
     domain = domain_of(plant, run)
@@ -126,8 +128,11 @@ def simulate(
         for other in results
         if other != "candidate"
     }
+    store = reader.StoredDataset.open(dataset.store, dataset.digest)
+    training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
     settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.shield.model_dump(mode="json"), run.seed]
-    compared = [population.digest, evaluation.selected, champion.bundle and champion.bundle.digest]
+    compared = [dataset.digest, run.data.held_out, population.digest, evaluation.selected]
+    compared += [champion.bundle and champion.bundle.digest]
     compared += [identification.domain] if identification.constants else []
     folder = home.folder("runs", run.plant, "rollouts", digest_json([*compared, *settings])[:16])
     return Rollouts(
@@ -135,6 +140,7 @@ def simulate(
         differences=differences,
         score=score(plant.spec, float(np.mean(results["candidate"].ret))),
         trajectories=write_atomic(folder / "trajectories.npz", npz_bytes(_first_episodes(results))),
+        departure=departure(plant.spec, training, held_out, _steps(results), run.seed, folder),
     )
 
 
@@ -154,6 +160,11 @@ def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> Contr
         fallback_share=float(np.sum(steps.handed_over) / np.sum(steps.alive)),
         least_margins=tuple(float(x) for x in np.min(result.min_margins, axis=0)),
     )
+
+
+def _steps(results: dict[str, EpisodeResult]) -> dict[str, Trajectory]:
+    """Return the trajectories of all controllers."""
+    return {name: result.trajectory for name, result in results.items() if result.trajectory is not None}
 
 
 def _first_episodes(results: dict[str, EpisodeResult]) -> dict[str, np.ndarray]:

@@ -52,9 +52,13 @@ class SupportShield(NamedTuple):
 def support_score(
     shield: SupportShield, observation: Float[Array, " O"], action: Float[Array, " A"]
 ) -> Float[Array, ""]:
-    """Return the distance to the nearest logged step z_p: `min_p |z - z_p| / sqrt(D)`, all steps scaled."""
-    z = (jnp.concatenate([observation, action]) - shield.centre) / shield.scale
-    squares = jnp.sum((shield.references - z) ** 2, axis=-1)
+    """Return the distance of a step to the nearest logged step."""
+    return distance(shield.references, (jnp.concatenate([observation, action]) - shield.centre) / shield.scale)
+
+
+def distance(references: Float[Array, "P D"], z: Float[Array, " D"]) -> Float[Array, ""]:
+    """Return the distance of a scaled step to the nearest reference z_p: `min_p |z - z_p| / sqrt(D)`."""
+    squares = jnp.sum((references - z) ** 2, axis=-1)
     return jnp.sqrt(jnp.min(squares) / z.shape[0])
 
 

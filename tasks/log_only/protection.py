@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from configs.errors import BadInput
 from configs.fallback import Fallback
@@ -18,18 +17,17 @@ from neorl_core.networks import Policy, actor_apply, actor_init, normalise, to_u
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.shield import envelope_of
 from neorl_core.safety.support import (
-    REFERENCES,
     SupportShield,
-    choose_references,
     conformal_quantile,
     support_score,
 )
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.preparation import make_scaling, moments
-from neorl_core.types import Params, PlantSpec, varies
+from neorl_core.types import Params, PlantSpec
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, halves, read_logs
+from tasks.evaluation.support import logged_support, steps_of, thinned
 from tasks.models.plants.known import plant_of
 from tasks.references import Bundle, Dataset
 from tasks.stages import cached
@@ -41,8 +39,6 @@ LEAST_RATE = 1e-3
 """Smallest rate limit per step, as a share of the action's range, for actions that hardly move in the logs."""
 CLONING_STEPS = 2_000
 CLONING_HIDDEN = (32,)
-CLONING_ROWS = 65_536
-"""Largest number of evenly spaced rows for cloning and for references."""
 
 
 @cached(name="fallback")
@@ -70,30 +66,25 @@ def calibrated_shield(run: OpenedRun, spec: PlantSpec, training: Logs, calibrati
         training: logged steps for rates and references.
         calibration: held-out steps for the radius.
     """
-    points, unseen = _points(training), _points(calibration)
-    centre, deviation = points.mean(axis=0), points.std(axis=0)
-    # A signal that never moved has no scale for distances, and one held-out episode that moves it would make the radius
-    # huge. Therefore only the envelope limits such a signal.
-    unmoved = np.where(np.arange(len(centre)) < spec.observation.size, np.inf, 1.0)
-    scale = np.where(varies(centre, deviation), deviation, unmoved)
-    scaled = jnp.asarray((_thinned(points) - centre) / scale, dtype=float)
-    chosen = choose_references(jax.random.key(run.seed), scaled, min(REFERENCES, len(scaled)))
-    observed, known = spec.observation.size, training.transitions
-    low, high = np.asarray(known.observation).min(axis=0), np.asarray(known.observation).max(axis=0)
+    logged, unseen, observed = logged_support(spec, training, run.seed), steps_of(calibration), spec.observation.size
+    low, high = logged.low[:observed], logged.high[:observed]
     envelope = envelope_of(
-        jnp.asarray(low, float), jnp.asarray(high, float), jnp.asarray(scale[:observed], float), run.shield.envelope
+        jnp.asarray(low, float),
+        jnp.asarray(high, float),
+        jnp.asarray(logged.scale[:observed], float),
+        run.shield.envelope,
     )
     shield = SupportShield(
         action_low=jnp.asarray(spec.action.low, float),
         action_high=jnp.asarray(spec.action.high, float),
         rate_limit=jnp.asarray(_rates(run, spec, training), float),
-        rest=jnp.asarray(resting_action(known.action, spec.action.low, spec.action.high), float),
+        rest=jnp.asarray(resting_action(training.transitions.action, spec.action.low, spec.action.high), float),
         hold=jnp.asarray(run.shield.hold, jnp.int32),
         observation_low=envelope[0],
         observation_high=envelope[1],
-        centre=jnp.asarray(centre, float),
-        scale=jnp.asarray(scale, float),
-        references=scaled[chosen],
+        centre=jnp.asarray(logged.centre, float),
+        scale=jnp.asarray(logged.scale, float),
+        references=logged.references,
         radius=jnp.asarray(jnp.inf, float),
         return_radius=jnp.asarray(jnp.inf, float),
     )
@@ -223,7 +214,7 @@ def _loops(given: Fallback, spec: PlantSpec) -> PIDLoops:
 
 def _cloned(run: OpenedRun, spec: PlantSpec, training: Logs) -> LinearLaw | Policy:
     t, given = training.transitions, run.fallback
-    observation, action = _thinned(np.asarray(t.observation)), _thinned(np.asarray(t.action))
+    observation, action = thinned(np.asarray(t.observation)), thinned(np.asarray(t.action))
     if given is not None and given.law == "linear":
         return fit_linear_law(observation, action, spec.action.low, spec.action.high)
     normaliser = make_scaling(moments(t), spec).normaliser
@@ -254,13 +245,3 @@ def _rates(run: OpenedRun, spec: PlantSpec, training: Logs) -> list[float]:
     least = LEAST_RATE * (np.asarray(spec.action.high) - np.asarray(spec.action.low))
     logged = np.maximum(largest, least)
     return [run.shield.rate_limits.get(name, float(logged[i])) for i, name in enumerate(spec.action.names)]
-
-
-def _points(logs: Logs) -> npt.NDArray[np.float64]:
-    """Return observations and actions, (N, O + A)."""
-    t = logs.transitions
-    return np.concatenate([np.asarray(t.observation, np.float64), np.asarray(t.action, np.float64)], axis=1)
-
-
-def _thinned(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    return rows[:: -(-len(rows) // CLONING_ROWS)]

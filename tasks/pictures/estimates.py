@@ -115,7 +115,7 @@ def plot_ope(
                 markersize=9 if chosen else 6,
                 linewidth=1.2,
                 zorder=3 if chosen else 2,
-                label="selected by OPE" if chosen else "other members",
+                label="selected" if chosen else "other members",
             )
         if estimate_unit == rollout_unit:
             low = min(axes.get_xlim()[0], axes.get_ylim()[0])

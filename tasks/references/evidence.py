@@ -100,6 +100,8 @@ class Evidence(Reference):
     rollout_episodes: int = 0
     fallback_share: float = 0.0
     """Share of rollout steps that the fallback decided."""
+    departure: float | None = None
+    """Share of rollout steps unlike every logged step; None in early entries."""
     champion: Interval | None = None
     """Gain over the champion, by off-policy evaluation; None without a champion that has a policy."""
     champion_unsupported: str = ""

@@ -255,6 +255,18 @@ class ControllerRollouts(Reference):
     least_margins: tuple[float, ...]
 
 
+class Departure(Reference):
+    """How far controllers leave the logs in their rollouts."""
+
+    unlike: dict[str, float]
+    """Share of a controller's steps that are farther from every training step than 99 % of held-out steps."""
+    beyond: dict[str, dict[str, float]]
+    """Share of a controller's steps beyond the range of the training episodes, by signal or action."""
+    steps: int
+    """Compared steps of the candidate."""
+    histograms: Path
+
+
 class Rollouts(Reference):
     """Comparison of controllers on the same simulated episodes, which no selection has used."""
 
@@ -263,6 +275,8 @@ class Rollouts(Reference):
     """Return of the candidate minus that of each other controller, paired by episode."""
     score: float
     """Score of the candidate behind its shield."""
+    departure: Departure | None = None
+    """None in records of earlier versions."""
     trajectories: Path
 
     @property

@@ -67,10 +67,18 @@ def members() -> list[Composite]:
 
 
 @pytest.mark.slow
-def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: Path, members: list[Composite]) -> None:
+def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(
+    tmp_path: Path, dataset: Dataset, members: list[Composite]
+) -> None:
     home, told = Home(tmp_path), []
     found = simulate(
-        home, reactor_run(), population(home, members), selecting(2), Champion(), lambda *args: told.append(args)
+        home,
+        reactor_run(),
+        dataset,
+        population(home, members),
+        selecting(2),
+        Champion(),
+        lambda *args: told.append(args),
     )
     assert found.differences == {"plant controller": Interval(value=0.0, lower=0.0, upper=0.0)}
     candidate, plant = (found.controllers[name] for name in ("candidate", "plant controller"))
@@ -87,34 +95,36 @@ def test_a_candidate_that_is_the_plants_controller_differs_by_nothing(tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_order_of_members_changes_nothing(tmp_path: Path, members: list[Composite]) -> None:
+def test_the_order_of_members_changes_nothing(tmp_path: Path, dataset: Dataset, members: list[Composite]) -> None:
     home, run = Home(tmp_path), reactor_run()
-    forward = simulate(home, run, population(home, members), selecting(0), Champion())
-    backward = simulate(home, run, population(home, members[::-1]), selecting(2), Champion())
+    forward = simulate(home, run, dataset, population(home, members), selecting(0), Champion())
+    backward = simulate(home, run, dataset, population(home, members[::-1]), selecting(2), Champion())
     for name in ("controllers", "differences", "score"):
         assert getattr(backward, name) == getattr(forward, name), name
     assert forward.score == forward.controllers["candidate"].score
-    assert simulate(home, run, population(home, members), selecting(0), Champion()) == forward
+    assert simulate(home, run, dataset, population(home, members), selecting(0), Champion()) == forward
     with np.load(forward.trajectories) as one, np.load(backward.trajectories) as other:
         assert set(one) == set(other)
         for name in one:
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_the_champion_is_rolled_out_beside_its_challenger(tmp_path: Path, members: list[Composite]) -> None:
+def test_the_champion_is_rolled_out_beside_its_challenger(
+    tmp_path: Path, dataset: Dataset, members: list[Composite]
+) -> None:
     home, run = Home(tmp_path), reactor_run()
     group = population(home, members)
     bundle = group.members[2].bundle
     champion = Champion(digest=bundle.digest, bundle=bundle)
-    found = simulate(home, run, group, selecting(0), champion)
+    found = simulate(home, run, dataset, group, selecting(0), champion)
     # This champion does what the plant's controller does, so the differences from the two agree.
     assert found.differences["champion"] == found.differences["plant controller"]
     assert found.differences["champion"].value != 0
     # A candidate that is champion already is not compared with itself.
-    assert "champion" not in simulate(home, run, group, selecting(2), champion).controllers
+    assert "champion" not in simulate(home, run, dataset, group, selecting(2), champion).controllers
     other = bundle.model_copy(update={"digest": group.members[1].bundle.digest})
     with pytest.raises(Refused, match="is required"):
-        simulate(home, run, group, selecting(0), Champion(digest=other.digest, bundle=other))
+        simulate(home, run, dataset, group, selecting(0), Champion(digest=other.digest, bundle=other))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,73 @@
+"""Measure how far a policy leaves the logs in its rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from neorl_core.plants.base import Trajectory
+from neorl_core.safety.support import conformal_quantile, distance
+from neorl_core.types import PlantSpec
+from tasks.data.store.episodes import Logs
+from tasks.evaluation.support import LoggedSupport, logged_support, steps_of, thinned
+from tasks.files.arrays import npz_bytes
+from tasks.files.canonical import write_atomic
+from tasks.references import Departure
+
+QUANTILE = 0.99
+"""Share of held-out steps that count as like the training episodes."""
+STEPS = 8_192
+"""Largest number of evenly spaced steps of a controller, and of the held-out episodes, that are compared."""
+BINS = 60
+
+
+def departure(
+    spec: PlantSpec, training: Logs, held_out: Logs, steps: Mapping[str, Trajectory], seed: int, folder: Path
+) -> Departure:
+    """Compare the steps of controllers with logged steps.
+
+    A step is unlike the logs if its distance to every training step is larger than that of 99 % of held-out steps.
+
+    Args:
+        steps: trajectories by controller, (N, T, ...).
+        folder: folder for the histograms of the report's picture.
+    """
+    support = logged_support(spec, training, seed)
+    near = conformal_quantile(distances(support, thinned(steps_of(held_out), STEPS)), QUANTILE)
+    taken = {name: thinned(_alive(found), STEPS) for name, found in steps.items()}
+    names = (*spec.observation.names, *spec.action.names)
+    beyond = {
+        name: dict(zip(names, map(float, np.mean((rows < support.low) | (rows > support.high), axis=0)), strict=True))
+        for name, rows in taken.items()
+    }
+    shown = {"logs": thinned(steps_of(training)), **taken}
+    low, high = (edge(np.stack([edge(rows, axis=0) for rows in shown.values()]), axis=0) for edge in (np.min, np.max))
+    edges = np.linspace(low, np.where(high > low, high, low + 1.0), BINS + 1, axis=1)
+    arrays = {"edges": edges}
+    for name, rows in shown.items():
+        counts = [np.histogram(rows[:, i], edges[i])[0] for i in range(len(names))]
+        arrays[name] = np.stack(counts) / len(rows)
+    return Departure(
+        unlike={name: float(np.mean(~(distances(support, rows) <= near))) for name, rows in taken.items()},
+        beyond=beyond,
+        steps=len(taken["candidate"]),
+        histograms=write_atomic(folder / "departure.npz", npz_bytes(arrays)),
+    )
+
+
+def distances(support: LoggedSupport, steps: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """Return the distance of each step (N, D) to the nearest reference."""
+    scaled = jnp.asarray((steps - support.centre) / support.scale, dtype=float)
+    return np.asarray(jax.jit(jax.vmap(distance, (None, 0)))(support.references, scaled))
+
+
+def _alive(found: Trajectory) -> npt.NDArray[np.float64]:
+    """Return observations and actions of the steps before the end of each episode, (M, O + A)."""
+    alive = np.asarray(found.alive)
+    parts = (np.asarray(found.observations)[alive], np.asarray(found.actions)[alive])
+    return np.concatenate(parts, axis=1).astype(np.float64)
