@@ -30,6 +30,7 @@ from tasks.references import (
     Interval,
     Member,
     MemberEvaluation,
+    RankedMember,
     Reference,
     Rollouts,
 )
@@ -82,7 +83,7 @@ class MemberRow(NamedTuple):
 
     member: Member
     estimate: MemberEvaluation
-    score: Interval | None
+    ranked: RankedMember | None
     selected: bool
 
 
@@ -137,7 +138,7 @@ def view(record: Record) -> View:
             MemberRow(
                 member,
                 estimates[member.index],
-                ranking.members[i].score if ranking else None,
+                ranking.members[i] if ranking else None,
                 i == record.evaluation.selected,
             )
             for i, member in enumerate(record.population.members)
@@ -177,9 +178,9 @@ def draw_plots(folder: Path, record: Record) -> dict[str, Path]:
         folder / "intervals.png", _estimates(record, shown), record.run.evaluate.confidence
     )
     rated = [
-        (row.estimate.ope, row.score, row.selected)
+        (row.estimate.ope, row.ranked.score, row.selected)
         for row in shown.members
-        if row.score is not None and row.estimate.supported
+        if row.ranked is not None and row.estimate.supported
     ]
     if rated:
         estimates, scores, marked = zip(*rated, strict=True)

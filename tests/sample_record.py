@@ -17,6 +17,7 @@ from tasks.references import (
     Certificate,
     ChampionInForce,
     ControllerRollouts,
+    Departure,
     Dataset,
     Digests,
     Evaluation,
@@ -70,6 +71,10 @@ def _arrays(folder: Path) -> tuple[Path, Path]:
         traces[f"{name}/actions"] = coolant[:, None]
         traces[f"{name}/handed_over"] = np.zeros(60, bool)
     np.savez(folder / "trajectories.npz", allow_pickle=False, **traces)
+    signals = PLANT.spec.observation.size + PLANT.spec.action.size
+    shares = dict.fromkeys(("logs", "plant controller", "candidate", "champion"), np.full((signals, 4), 0.25))
+    edges = np.tile(np.arange(5.0), (signals, 1))
+    np.savez(folder / "departure.npz", allow_pickle=False, edges=edges, **shares)
     return folder / "curves.npz", folder / "trajectories.npz"
 
 
@@ -141,6 +146,15 @@ def _rollouts(trajectories: Path) -> Rollouts:
         differences={"plant controller": spread(0.103, 0.012), "champion": spread(0.024, 0.007)},
         score=87.5,
         trajectories=trajectories,
+        departure=Departure(
+            unlike={"plant controller": 0.098, "candidate": 0.3, "champion": 0.12},
+            beyond={
+                name: {"temperature": 0.0, "action coolant_temperature": share}
+                for name, share in (("plant controller", 0.0), ("candidate", 0.055), ("champion", 0.01))
+            },
+            steps=8192,
+            histograms=trajectories.with_name("departure.npz"),
+        ),
     )
 
 

@@ -40,7 +40,8 @@ def departure(
     support = logged_support(spec, training, seed)
     near = conformal_quantile(distances(support, thinned(steps_of(held_out), STEPS)), QUANTILE)
     taken = {name: thinned(_alive(found), STEPS) for name, found in steps.items()}
-    names = (*spec.observation.names, *spec.action.names)
+    # A signal and an action may have the same name.
+    names = (*spec.observation.names, *(f"action {name}" for name in spec.action.names))
     beyond = {
         name: dict(zip(names, map(float, np.mean((rows < support.low) | (rows > support.high), axis=0)), strict=True))
         for name, rows in taken.items()

@@ -21,7 +21,7 @@ def plot_departure(path: Path, spec: PlantSpec, histograms: Mapping[str, npt.NDA
     Args:
         histograms: 'edges' (D, B + 1); 'logs' and a controller's name -> share of steps in each bin, (D, B).
     """
-    names = (*spec.observation.names, *spec.action.names)
+    names = (*spec.observation.names, *(f"action {name}" for name in spec.action.names))
     units = (*spec.observation.units, *spec.action.units)
     rows = -(-len(names) // COLUMNS)
     with drawn(PAGE, 0.6 + 1.9 * rows, path) as figure:
@@ -35,8 +35,8 @@ def plot_departure(path: Path, spec: PlantSpec, histograms: Mapping[str, npt.NDA
             for name, shares in histograms.items():
                 if name not in ("edges", "logs"):
                     axes.stairs(shares[i], edges, color=PALETTE[place_of(name, 0)], linewidth=1.4, label=name)
-            unit = "" if units[i] in ("", "1") else f", {units[i]}"
-            axes.set_title(f"{names[i]}{unit}")
+            unit = "" if units[i] in ("", "1") else f" [{units[i]}]"
+            axes.set_title(f"{names[i].replace('_', ' ')}{unit}", fontsize=8)
             axes.set_yticks([])
             axes.locator_params(axis="x", nbins=4)
         handles, labels = panels[0].get_legend_handles_labels()

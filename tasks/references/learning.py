@@ -261,7 +261,7 @@ class Departure(Reference):
     unlike: dict[str, float]
     """Share of a controller's steps that are farther from every training step than 99 % of held-out steps."""
     beyond: dict[str, dict[str, float]]
-    """Share of a controller's steps beyond the range of the training episodes, by signal or action."""
+    """Share of a controller's steps beyond the range of the training episodes, by signal or 'action NAME'."""
     steps: int
     """Compared steps of the candidate."""
     histograms: Path

@@ -87,7 +87,7 @@ def test_the_report_loads_nothing_and_tells_everything(sample: Record, plots: di
     html = report(Home(home), sample, plots).page.read_text()
     page = _Page(html)
     assert page.open_tags == []
-    assert len(page.loads) == 4
+    assert len(page.loads) == 5
     assert all(str(address).startswith("data:image/png;base64,") for address in page.loads)
     assert "@import" not in html
     assert "url(" not in html
@@ -168,6 +168,7 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
         run=sample.run.model_copy(update={"plant": "mill", "source": described}),
         verdict="refused",
         gates=judge(numbers),
+        evaluation=sample.evaluation.model_copy(update={"ranking": None}),
         rollouts=None,
         certificate=None,
         fallback=None,
@@ -188,11 +189,15 @@ def test_a_process_is_shown_without_what_only_a_simulator_tells(
     assert not page.open_tags
     assert "There are no hard limits" in page.text
     assert "Behaviour" not in page.text
-    assert "rollouts are not used" not in page.text
+    assert "held-out logs are a veto" not in page.text
     assert "score by rollouts" not in page.text
     assert "gain over the logged controller" in page.text
     assert "certificate verify" not in page.text
-    assert "score by rollouts" in _Page(report(Home(home), sample, {}).page.read_text()).text
+    simulated = _Page(report(Home(home), sample, {}).page.read_text()).text
+    assert "score by rollouts" in simulated
+    assert "Departure from the logs" in simulated
+    assert "action coolant temperature beyond its logged range5.5 %0.0 %1.0 %" in simulated
+    assert "Selected by rollouts on 256 fresh episodes, behind the shield; held-out logs are a veto." in simulated
 
 
 def test_a_member_that_the_logs_do_not_support_says_why(home: Path, sample: Record) -> None:

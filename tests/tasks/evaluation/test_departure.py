@@ -53,7 +53,7 @@ def test_shares_by_hand(tmp_path: Path) -> None:
     made = found(tmp_path, [0.0, 3.0, 0.0, 9.0], [0.0, 0.0, 3.0, 9.0], [True, True, True, False])
     assert made.steps == 3
     assert made.unlike == {"candidate": pytest.approx(2 / 3)}
-    assert made.beyond == {"candidate": {"x": pytest.approx(1 / 3), "u": pytest.approx(1 / 3)}}
+    assert made.beyond == {"candidate": {"x": pytest.approx(1 / 3), "action u": pytest.approx(1 / 3)}}
     histograms = read_npz(made.histograms)
     assert set(histograms) == {"edges", "logs", "candidate"}
     for name in ("logs", "candidate"):
