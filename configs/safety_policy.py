@@ -11,7 +11,7 @@ from configs.strict import Approvers, Count, Name, Strict
 
 RULE = "rule: auto"
 """Name of the approver in ledger entries that no person approved."""
-LATER = ("simulator", "earlier_simulators", "own_lineage")
+LATER = ("simulator", "earlier_simulators", "own_lineage", "most_unlike")
 """Fields of later versions. Signed statements leave them out if they have their defaults."""
 Days = Annotated[int, Field(ge=1, le=3_660)]
 
@@ -44,6 +44,8 @@ class SafetyPolicy(Strict):
     """Gates that a trained candidate must have passed."""
     beat_plant: bool = True
     """Whether a candidate must have beaten the tuned controller."""
+    most_unlike: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Largest share of rollout steps unlike every logged step that a trained candidate may have; null for any."""
     approvers: Approvers = Approvers()
     approval_days: Days = 90
     """Days for which an approval is valid."""

@@ -163,6 +163,8 @@ def _by_logs(evidence: Evidence) -> str:
     detail = f"estimated gain over the logged controller {_interval(evidence.ope)}"
     if not verdicts.not_worse_by_logs(evidence):
         detail += "; the logs contradict the simulator: check which of them is wrong, before you train again"
+    elif evidence.ope.upper < 0:
+        detail += "; not required by gates.beat_plant"
     return f"{detail}; {evidence.unweighed}" if evidence.unweighed else detail
 
 

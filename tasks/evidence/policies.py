@@ -233,6 +233,13 @@ def check_met(
             raise Refused(
                 f"the policy requires beat_plant, but the candidate did not have to beat the tuned controller: {cure}"
             )
+        departure = getattr(record.evidence, "departure", None)
+        if policy.most_unlike is not None and (departure is None or not departure <= policy.most_unlike):
+            got = "was not compared with the logs" if departure is None else f"has {departure:.1%}"
+            raise Refused(
+                f"the policy allows {policy.most_unlike:.1%} of steps unlike every logged step, but the candidate "
+                f"{got}: {cure}"
+            )
     if fault := unmet_approval(policy, entry, approvals, at, used=used):
         raise Refused(f"{fault}: {cure}")
 

@@ -58,11 +58,13 @@ def ope(evidence: Evidence | ProcessEvidence) -> bool:
 
 
 def not_worse_by_logs(evidence: Evidence) -> bool:
-    """Return whether held-out logs do not show the candidate worse than the logged controller.
+    """Return whether held-out logs do not show a loss against the logged controller, where a gain is required.
 
     Logs that support no estimate show nothing.
     """
-    return not evidence.supported or evidence.ope.upper >= 0
+    if not evidence.supported or (not evidence.beat_plant and math.isfinite(evidence.ope.upper)):
+        return True
+    return evidence.ope.upper >= 0
 
 
 def rollouts(evidence: Evidence) -> bool:

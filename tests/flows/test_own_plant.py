@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -233,31 +234,76 @@ def test_a_graph_policy_becomes_a_certified_champion(services: Services, tmp_pat
     assert neorl("retrain", "feeder.yaml", "--data", "logs.hdf5")["verdict"] == "unchanged"
 
 
-def test_a_policy_that_learns_in_a_users_simulator_becomes_champion(services: Services, tmp_path: Path) -> None:
-    """The next candidate is compared with it by rollouts, because logs cannot estimate it."""
-    folder = tmp_path / "project"
+LEARNER = "{algorithm: analytic_gradient, updates: 100, seeds: 1, hyperparameters: {episodes: 16, hidden: [16]}}"
+LEARNING = "evaluate: {rollouts: 64}\ncertify: {p0: 0.1}\napproval: auto\n"
+
+
+@pytest.fixture(scope="module")
+def vessel(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a tank of a different name, its logs, and a run that learns in the simulator."""
+    folder = tmp_path_factory.mktemp("vessel") / "project"
     shutil.copytree(ROOT / "tests" / "own_project", folder, ignore=shutil.ignore_patterns("__pycache__"))
     plant = folder / "plants" / "tank.py"
     plant.write_text(plant.read_text().replace('name="tank"', 'name="vessel"'))
-    learner = "{algorithm: analytic_gradient, updates: 100, seeds: 1, hyperparameters: {episodes: 16, hidden: [16]}}"
-    settings = "evaluate: {rollouts: 64}\ncertify: {p0: 0.1}\napproval: auto\n"
-    (folder / "run.yaml").write_text(f"plant: plants/tank.py\ntrain: {learner}\n{settings}")
-    command = functools.partial(run_in, services, folder)
-    made = command("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
+    (folder / "run.yaml").write_text(f"plant: plants/tank.py\ntrain: {LEARNER}\n{LEARNING}")
+    words = ("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
+    made = run_in(services, folder, *words)
     assert (made["exit"], made["plant"]) == (0, "vessel")
+    return folder
+
+
+def departure_of(found: dict[str, Any]) -> float:
+    """Return the percentage of the candidate's steps that are unlike every logged step."""
+    detail = next(gate["detail"] for gate in found["gates"] if gate["name"] == "rollouts")
+    percentage = re.search(r"([0-9.]+)% of its steps are unlike every logged step", detail)
+    assert percentage is not None, detail
+    return float(percentage[1])
+
+
+def test_a_policy_that_learns_in_a_users_simulator_becomes_champion(services: Services, vessel: Path) -> None:
+    """The next candidate is compared with it by rollouts, because logs cannot estimate it."""
+    command = functools.partial(run_in, services, vessel)
     found = command("retrain", "run.yaml", "--data", "logs.hdf5")
     assert (found["exit"], found["verdict"]) == (0, "promoted"), found
     gates = {gate["name"]: gate["detail"] for gate in found["gates"]}
     assert "not supported by the held-out logs: the policy corrects the plant's controller" in gates["ope"]
     digest = found["champion"]["composite"]
     bundle = services.home.root / "bundles" / "vessel" / digest[:24]
-    assert load_bundle(bundle, digest, find_code("plants/tank.py", folder))[1].correction is not None
+    assert load_bundle(bundle, digest, find_code("plants/tank.py", vessel))[1].correction is not None
     again = command("retrain", "run.yaml", "--data", "logs.hdf5")
     assert again["candidate"]["version"] == found["candidate"]["version"]
-    (folder / "run.yaml").write_text(f"plant: plants/tank.py\nseed: 1\ntrain: {learner}\n{settings}")
-    second = command("retrain", "run.yaml", "--data", "logs.hdf5")
+    (vessel / "next.yaml").write_text(f"plant: plants/tank.py\nseed: 1\ntrain: {LEARNER}\n{LEARNING}")
+    second = command("retrain", "next.yaml", "--data", "logs.hdf5")
     assert second["exit"] == 0, second
     gate = next(gate for gate in second["gates"] if gate["name"] == "champion")
     assert gate["detail"].startswith("return per episode on the simulator against it")
     assert gate["detail"].endswith("whose state is not in the logs")
     assert audit(services.home).passed
+
+
+def test_a_simulator_that_rewards_what_no_log_shows_is_told_by_the_departure(
+    services: Services, vessel: Path, tmp_path: Path
+) -> None:
+    """The simulator wrongly rewards an open valve; its predictions are right, so its own gate passes."""
+    folder = shutil.copytree(vessel, tmp_path / "project", ignore=shutil.ignore_patterns("__pycache__", ".neorl"))
+    plant = folder / "plants" / "tank.py"
+    source = plant.read_text()
+    wrong = source
+    for reward, bonus in (
+        ("reward=-jnp.abs(level - state.set_point)", "valve"),
+        ("return -jnp.abs(next_observation[..., 0] - observation[..., 2])", "action[..., 0]"),
+    ):
+        assert reward in wrong
+        wrong = wrong.replace(reward, f"{reward} + 10.0 * {bonus}")
+    found = {}
+    for name, code in (("honest", source), ("wrong", wrong)):
+        # A policy binds a plant's name to its simulator.
+        plant.write_text(code.replace('name="vessel"', f'name="{name}_vessel"'))
+        config = f"plant: plants/tank.py\ntrain: {LEARNER}\n{LEARNING}"
+        (folder / f"{name}.yaml").write_text(config)
+        words = ("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", f"{name}.hdf5")
+        assert run_in(services, folder, *words)["exit"] == 0
+        found[name] = run_in(services, folder, "retrain", f"{name}.yaml", "--data", f"{name}.hdf5")
+        assert found[name]["exit"] == 0, found[name]
+        assert next(gate for gate in found[name]["gates"] if gate["name"] == "simulator")["passed"]
+    assert departure_of(found["wrong"]) > 50 > 25 > departure_of(found["honest"])

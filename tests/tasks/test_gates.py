@@ -114,6 +114,10 @@ def test_logs_are_a_veto(lower: float, upper: float, passed: bool) -> None:
     gate = gate_of("ope", numbers)
     assert gate.passed is passed
     assert ("the logs contradict the simulator" in gate.detail) is not passed
+    # Without a required gain, any number passes, but NaN does not.
+    free = gate_of("ope", numbers.model_copy(update={"beat_plant": False}))
+    assert free.passed is math.isfinite(upper)
+    assert ("not required by gates.beat_plant" in free.detail) is (upper < 0)
     # Logs that support no estimate refuse nothing.
     unknown = gate_of("ope", numbers.model_copy(update={"supported": False, "reason": "too few episodes"}))
     assert unknown.passed is True

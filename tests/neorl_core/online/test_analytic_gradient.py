@@ -164,6 +164,14 @@ def test_two_chunks_share_one_program_and_members_differ() -> None:
         np.testing.assert_array_equal(leaf, same)
 
 
+def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
+    found, _ = setting(LINEAR, episodes=4, warm_up_updates=2)
+    nowhere = jnp.asarray([1e6])
+    state = trained(found._replace(shield=default_shield(LINEAR.spec, envelope=(nowhere, nowhere + 1))), 6)
+    # The policy is trusted nowhere, so the controller decides every step behind the shield.
+    np.testing.assert_allclose(state.curves["taken_over"][0], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+
+
 def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
     learner = algorithm(setting(LINEAR)[0])
     usual, short = (configure(learner, {}, updates) for updates in (600, 100))

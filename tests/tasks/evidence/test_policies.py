@@ -96,6 +96,30 @@ def test_a_gate_that_the_policy_requires_must_have_passed(ledger: Ledger) -> Non
         put(ledger, approve(ledger, PLANT, said), None)
 
 
+@pytest.mark.parametrize(
+    ("departure", "said"),
+    [
+        (0.2, None),
+        (0.21, "the policy allows 20.0% of steps unlike every logged step, but the candidate has 21.0%"),
+        (float("nan"), "the candidate has nan%"),
+        (None, "the candidate was not compared with the logs"),
+    ],
+)
+def test_a_policy_limits_the_departure_from_the_logs(ledger: Ledger, departure: float | None, said: str | None) -> None:
+    sign(ledger, changed(most_unlike=0.2), "a reviewer", "first")
+    certify(ledger, A)
+    told = candidate_record(ledger, A)
+    record = told.model_copy(update={"evidence": told.evidence.model_copy(update={"departure": departure})})
+    candidate = ledger.append("candidate", record, plant=PLANT)
+    verdict = verdict_of(ledger, A).model_copy(update={"candidate": candidate.digest})
+    approval = approve(ledger, PLANT, verdict)
+    if said is None:
+        put(ledger, approval, None)
+    else:
+        with pytest.raises(Refused, match=said):
+            put(ledger, approval, None)
+
+
 def test_an_additional_gate_of_the_policy_must_pass(ledger: Ledger) -> None:
     sign(ledger, changed(gates=[*REQUIRED, "bounds"]), "a reviewer", "first")
     approval = approve(ledger, PLANT, verdict_of(ledger, A))

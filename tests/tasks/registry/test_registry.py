@@ -121,7 +121,7 @@ def test_a_version_holds_what_a_reviewer_needs(
     places = {file.path for file in registry.client.list_artifacts(reference.run_id)}
     assert places == {"plots", "certificates", "data_docs"}
     pictures = {Path(f.path).name for f in registry.client.list_artifacts(reference.run_id, "plots")}
-    assert pictures == {"trajectories.png", "intervals.png", "ope.png", "curves.png"}
+    assert pictures == {"trajectories.png", "departure.png", "intervals.png", "ope.png", "curves.png"}
 
 
 def test_registering_again_finds_the_same_version(

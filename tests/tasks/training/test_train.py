@@ -393,6 +393,9 @@ def test_shield_and_domain_determine_a_training_in_the_simulator(
         key = training_run(home, reactor_run(**ONLINE_RUN, **change), reference).key
         assert key != online.learners[0].key
         assert training_run(home, reactor_run(**change), reference).key == undisturbed.learners[0].key
+    assert (
+        training_run(home, reactor_run(**ONLINE_RUN, **change), reference).setting.plant.domain.reaction_spread == 0.005
+    )
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_an_untouched_home_passes_and_says_what_was_checked(furnished: Home) -> 
         "heads": "2 signed heads are in the ledger's history",
         "attempts": "6 entries",
         "decisions": "4 entries",
-        "versions": "rules and texts: 15 entries by version 3; this NeoRL writes version 3",
+        "versions": "rules and texts: 15 entries by version 4; this NeoRL writes version 4",
         "promotions": "3 entries",
         "shadows": "0 entries",
         "monitoring": "0 entries",
