@@ -109,6 +109,12 @@ def test_each_gate_is_judged_by_its_own_input(trained: Trained, name: str) -> No
     assert names(judged(failing(trained.found)[name])) == [name]
 
 
+def test_a_candidate_that_is_champion_does_not_differ_from_it(trained: Trained) -> None:
+    """Rollouts leave out the comparison of a composite with itself."""
+    alone = trained.found.rollouts.model_copy(update={"differences": {"plant controller": BETTER}})
+    assert names(judged(trained.found._replace(rollouts=alone))) == []
+
+
 def test_the_estimates_are_taken_from_their_own_fields(trained: Trained) -> None:
     found = trained.found
     by_logs = found.evaluation.model_copy(update={"champion_difference": WORSE})
