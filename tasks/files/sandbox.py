@@ -1,7 +1,8 @@
 """Restrict a process to reading NeoRL and Python, and to writing one folder, by Linux's own means.
 
-Neither means needs privileges: Landlock (Linux 5.13) limits files and signals, a user namespace with an empty network
-namespace removes every network interface. Call this before the process starts a thread.
+No means needs privileges. Landlock (Linux 5.13) limits files and signals. A user namespace with an empty network
+namespace removes every network interface. A seccomp filter refuses system calls that the others do not restrict. Call
+this before the process starts a thread.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tasks.files.seccomp import refuse_calls
+
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """System calls of Landlock, equal on every architecture."""
 NO_NEW_PRIVS = 38
-NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000
+NEW_USER, NEW_NETWORK, NEW_IPC = 0x10000000, 0x40000000, 0x08000000
 PATH_BENEATH = 1
 EXECUTE, READ_FILE, READ_FOLDER = 1 << 0, 1 << 2, 1 << 3
 READ = EXECUTE | READ_FILE | READ_FOLDER
@@ -30,7 +33,8 @@ SYSTEM = (
     "/usr",
     "/lib",
     "/lib64",
-    "/etc",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
     "/sys/devices/system/cpu",
     "/proc/cpuinfo",
     "/proc/meminfo",
@@ -48,16 +52,19 @@ def restrict(folder: Path, code: Path) -> str:
         code: folder with NeoRL's packages; user code beside them stays hidden.
 
     Returns:
-        The restrictions that hold, for a certificate, such as 'Landlock 7; no network'.
+        The restrictions that hold, for a certificate, such as 'no network; Landlock 7; seccomp'.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     held = []
-    if libc.unshare(NEW_USER | NEW_NETWORK) == 0:
+    if libc.unshare(NEW_USER | NEW_NETWORK | NEW_IPC) == 0:
         held.append("no network")
     version = _landlock(libc, folder, code)
     if version:
         held.append(f"Landlock {version}")
-    return "; ".join(held) or "none: this system has neither Landlock nor user namespaces"
+    libc.prctl(NO_NEW_PRIVS, 1, 0, 0, 0)
+    if refuse_calls(libc):
+        held.append("seccomp")
+    return "; ".join(held) or "none: this system has neither user namespaces, nor Landlock, nor seccomp"
 
 
 def _landlock(libc: ctypes.CDLL, folder: Path, code: Path) -> int:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 
 import jax
@@ -25,9 +22,13 @@ from tasks.models.user_code.contract import TRIED, load_algorithm
 from tasks.models.user_code.loading import ALGORITHM, find_code
 from tasks.training.train import train
 from tests.small_data import reactor_dataset, reactor_run
+from tests.tasks.files.test_sandbox import restrictions
 
 FILE = "algorithms/median_cloning.py"
 LOSS = "    return jnp.mean(jnp.abs("
+
+
+UNIX = "import socket; socket.socket(socket.AF_UNIX).connect('{}')"
 
 
 def attacking(project: Path, code: str, traced: bool) -> str:
@@ -39,13 +40,6 @@ def attacking(project: Path, code: str, traced: bool) -> str:
     else:
         path.write_text(text.replace("class Config(", f"{code}\n\n\nclass Config(", 1))
     return FILE
-
-
-@cache
-def restrictions() -> str:
-    """Return the restrictions of processes on this system."""
-    code = "from pathlib import Path; from tasks.files.sandbox import restrict; print(restrict(Path(), Path()))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
 def toy(algorithm: Algorithm) -> FitResult:
@@ -90,6 +84,21 @@ def test_no_connection_reaches_a_server(project: Path, traced: bool) -> None:
         code = f"import socket; socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 2)"
         with pytest.raises(BadInput, match="algorithms/median_cloning"):
             algorithm_at(attacking(project, code, traced), project)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_no_connection_reaches_a_unix_socket(project: Path) -> None:
+    """The signer of a home listens on such a socket, and obeys the user's processes."""
+    if "seccomp" not in restrictions():
+        pytest.skip("seccomp is missing: Unix sockets are not restricted")
+    place = project.parent / "signer.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        server.listen()
+        server.settimeout(0.2)
+        with pytest.raises(BadInput, match=r"PermissionError.*Operation not permitted"):
+            algorithm_at(attacking(project, UNIX.format(place), False), project)
         with pytest.raises(TimeoutError):
             server.accept()
 
