@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
+import stat
 import struct
 import sys
 import sysconfig
 from pathlib import Path
+from typing import BinaryIO
 
+from configs.errors import Refused
 from tasks.files.seccomp import refuse_calls
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -42,6 +46,10 @@ SYSTEM = (
     "/dev/urandom",
 )
 """Paths that Python, JAX and XLA read."""
+WRITTEN = 2**28
+"""Limit in bytes of each file that a restricted process writes."""
+HELD = r"none: [A-Za-z ,]+|(no network|Landlock [0-9]{1,3}|seccomp)(; (Landlock [0-9]{1,3}|seccomp))*"
+"""Pattern of the result of `restrict`."""
 
 
 def restrict(folder: Path, code: Path) -> str:
@@ -54,6 +62,7 @@ def restrict(folder: Path, code: Path) -> str:
     Returns:
         The restrictions that hold, for a certificate, such as 'no network; Landlock 7; seccomp'.
     """
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN, WRITTEN))
     libc = ctypes.CDLL(None, use_errno=True)
     held = []
     if libc.unshare(NEW_USER | NEW_NETWORK | NEW_IPC) == 0:
@@ -98,3 +107,41 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
     allowed = rights if path.is_dir() else rights & (EXECUTE | READ_FILE)
     libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("<Qi", allowed, opened), 0)
     os.close(opened)
+
+
+def open_back(path: Path, limit: int) -> BinaryIO:
+    """Open a file that a restricted process wrote. The process may have written anything in its place.
+
+    Args:
+        limit: largest number of bytes.
+
+    Raises:
+        Refused: if this is not a plain file, or larger.
+    """
+    try:
+        # A FIFO would block, a link could lead to a secret.
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    except OSError as error:
+        raise Refused(f"the isolated process left no file {path.name} ({error.strerror}): correct the code") from error
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= limit:
+        return file
+    file.close()
+    if not stat.S_ISREG(status.st_mode):
+        raise Refused(f"{path.name} of the isolated process is not a plain file: correct the code")
+    raise Refused(
+        f"{path.name} of the isolated process has {status.st_size} bytes, the limit is {limit}: simplify the code"
+    )
+
+
+def read_back(path: Path, limit: int) -> bytes:
+    """Return the content of a file that a restricted process wrote.
+
+    Raises:
+        Refused: as in `open_back`.
+    """
+    with open_back(path, limit) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise Refused(f"{path.name} of the isolated process has more than {limit} bytes: simplify the code")
+    return data

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from configs.errors import Refused
 from tasks.files import seccomp
+from tasks.files.sandbox import read_back
 
 ROOT = Path(__file__).parents[3]
 ATTACKS = {
@@ -135,3 +137,20 @@ def test_the_numbers_are_those_of_the_headers(machine: str, header: str) -> None
     assert len(ours) > 80
     assert {name: number for name, number in ours.items() if known.get(name, number) != number} == {}
     assert len(set(ours.values())) == len(ours)
+
+
+def test_only_small_plain_files_are_read_back(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("swordfish")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(secret)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2**40)
+    for name in ("fifo", "folder", "link", "endless", "sparse", "missing"):
+        with pytest.raises(Refused, match=rf"{name} (of .* (not a plain file|has {2**40} bytes)|\(.*\)).*the code$"):
+            read_back(tmp_path / name, 100)
+    assert read_back(secret, 9) == b"swordfish"
+    with pytest.raises(Refused, match="has 9 bytes, the limit is 8"):
+        read_back(secret, 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from pathlib import Path
 
@@ -29,6 +31,26 @@ LOSS = "    return jnp.mean(jnp.abs("
 
 
 UNIX = "import socket; socket.socket(socket.AF_UNIX).connect('{}')"
+
+
+ANSWER = "open(box + '/answer.json', 'w').write({!r})"
+ATTACKS = {
+    "fifo": ("os.mkfifo(box + '/answer.json')", "answer.json of the isolated process is not a plain file"),
+    "link": ("os.symlink('SECRET', box + '/answer.json')", "left no file answer.json"),
+    "missing": ("", "left no file answer.json"),
+    "garbage": (ANSWER.format("\x1b[2J"), "answered '"),
+    "list": (ANSWER.format("[1]"), r"answered '\[1\]'"),
+    "deep": (ANSWER.format("[" * 100_000), r"answered '\[\["),
+    "wrong type": (ANSWER.format('{"error": 1}'), "answered"),
+    "foreign key": (ANSWER.format('{"error": "x", "isolation": "perfect"}'), "answered"),
+}
+"""Code of an attack on the files of the process, and the message."""
+DESCRIPTION = {"batches_per_update": 1, "usual_updates": 0, "discrete": False, "warm_up": False}
+
+
+def answering(code: str) -> str:
+    """Return code that runs, tells this process that there is an answer, and waits."""
+    return f"import os, time; box = os.environ['TMPDIR']; {code or 'pass'}; os.write(3, b'\\n'); time.sleep(100)"
 
 
 def attacking(project: Path, code: str, traced: bool) -> str:
@@ -132,6 +154,70 @@ def test_an_end_of_the_process_is_one_sentence(project: Path) -> None:
     code = "import os; print('no luck', flush=True); os._exit(3)"
     with pytest.raises(Refused, match=r"isolated process of .*median_cloning.py ended \(no luck\)"):
         algorithm_at(attacking(project, code, False), project)
+
+
+@pytest.mark.parametrize("name", ["fifo", *(pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS if n != "fifo")])
+def test_a_forged_file_is_refused_in_one_sentence(
+    project: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isolated, "SECONDS", 30.0)
+    secret = project.parent / "secret"
+    secret.write_text("swordfish")
+    code, said = ATTACKS[name]
+    with pytest.raises(Refused, match=said) as refused:
+        algorithm_at(attacking(project, answering(code.replace("SECRET", str(secret))), False), project)
+    assert "\n" not in str(refused.value)
+    assert "swordfish" not in str(refused.value) + "".join(capfd.readouterr())
+    assert not isolated._current[0].running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("td3_bc", {}, "the name 'td3_bc' of a built-in algorithm"),
+        ("x", {"class": 1}, "the settings {'class': 1}"),
+        ("x", {"a": {"recipe": {"evil": 1}}}, "the settings"),
+        ("x", {"a": {"tuple": 7}}, "the settings"),
+    ],
+)
+def test_a_forged_description_is_refused(project: Path, name: str, settings: dict[str, int], said: str) -> None:
+    answer = json.dumps({**DESCRIPTION, "name": name, "settings": settings})
+    with pytest.raises(Refused, match=said):
+        algorithm_at(attacking(project, answering(ANSWER.format(answer)), False), project)
+
+
+def test_prints_cannot_control_the_terminal(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "print('\\x1b[2J passed', flush=True); raise ValueError('\\x1b[31m')"
+    with pytest.raises(BadInput, match=r"ValueError '\\x1b\[31m"):
+        algorithm_at(attacking(project, code, False), project)
+    assert "\\x1b[2J passed" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_output_file_cannot_be_replaced(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    secret = project.parent / "secret"
+    secret.write_text("swordfish")
+    code = f"import os; os.symlink({str(secret)!r}, os.environ['TMPDIR'] + '/output'); os._exit(1)"
+    with pytest.raises(Refused, match=r"ended \(no message\)"):
+        algorithm_at(attacking(project, code, False), project)
+    assert "swordfish" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_files_are_limited(project: Path) -> None:
+    code = "import os; open(os.environ['TMPDIR'] + '/large', 'wb').truncate(2**28 + 1)"
+    with pytest.raises(BadInput, match="File too large"):
+        algorithm_at(attacking(project, code, False), project)
+
+
+@pytest.mark.slow
+def test_the_restrictions_cannot_be_forged(project: Path) -> None:
+    forged = '{"isolation": "audited"}'
+    code = f"import pydantic; pydantic.BaseModel.model_dump_json = lambda *_: {forged!r}"
+    with pytest.raises(Refused, match=re.escape(f"answered {forged!r}")):
+        algorithm_at(attacking(project, code, False), project)
+    assert isolated._current[0].isolation == restrictions()
 
 
 @pytest.mark.slow
