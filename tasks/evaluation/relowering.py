@@ -30,7 +30,7 @@ from configs.strict import Strict
 from tasks.evidence.claims import Claim
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import write_atomic
-from tasks.files.sandbox import HELD, WRITTEN, open_back, read_back, restrict
+from tasks.files.sandbox import HELD, WRITTEN, kill_tree, open_back, read_back, restrict
 from tasks.models.bundles.manifest import read_manifest
 from tasks.models.user_code.loading import copy_code, find_installed
 
@@ -153,8 +153,7 @@ class _Process:
 
     def close(self) -> None:
         """Kill the process if it runs, and remove its folder."""
-        self.popen.kill()
-        self.popen.wait()
+        kill_tree(self.popen)
         for stream in (self.popen.stdin, self.popen.stdout):
             if stream:
                 stream.close()

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import Params, PlantSpec, Transition
 from tasks.files.canonical import sha256_hex
-from tasks.files.sandbox import HELD, WRITTEN, read_back, restrict
+from tasks.files.sandbox import HELD, WRITTEN, kill_tree, read_back, restrict
 from tasks.files.spec import spec_of_record, spec_record
 from tasks.models.user_code.contract import load_algorithm
 from tasks.models.user_code.loading import copy_code, tree_of
@@ -211,8 +211,7 @@ class _Process:
 
     def close(self) -> None:
         """Kill the process, and remove its folder."""
-        self._popen.kill()
-        self._popen.wait()
+        kill_tree(self._popen)
         for stream in (self._popen.stdin, self._popen.stdout, self._said):
             if stream:
                 with suppress(BrokenPipeError):
@@ -355,7 +354,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
     if answer.name in ALGORITHMS:
         raise wrong(f"the name '{answer.name}' of a built-in algorithm")
     try:
-        config = _config(answer.settings)
+        config = _config(answer)
     except Exception as error:  # the process may answer anything
         raise wrong(f"the settings {str(answer.settings)[:80]}") from error
     algorithm = Algorithm(
@@ -420,9 +419,11 @@ def _decoded(value: Any) -> Any:
     return value
 
 
-def _config(settings: Mapping[str, Any]) -> Any:
-    """Return the class of the settings."""
-    return namedtuple("Config", list(settings), defaults=list(map(_decoded, settings.values())))
+def _config(described: _Description) -> Any:
+    """Return the class of an algorithm's settings."""
+    return namedtuple(
+        "Config", list(described.settings), defaults=[_decoded(value) for value in described.settings.values()]
+    )
 
 
 def _described(tree: Any) -> Any:

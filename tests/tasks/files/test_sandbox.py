@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import re
+import select
 import socket
 import stat
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import pytest
 
 from configs.errors import Refused
 from tasks.files import seccomp
-from tasks.files.sandbox import read_back
+from tasks.files.sandbox import kill_tree, read_back
 
 ROOT = Path(__file__).parents[3]
 ATTACKS = {
@@ -154,3 +156,53 @@ def test_only_small_plain_files_are_read_back(tmp_path: Path) -> None:
     assert read_back(secret, 9) == b"swordfish"
     with pytest.raises(Refused, match="has 9 bytes, the limit is 8"):
         read_back(secret, 8)
+
+
+LEAVE = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tasks.files import sandbox
+if sys.argv[3] == "no namespaces":
+    sandbox.NEW_USER = -1
+sandbox.restrict(Path(sys.argv[2]), Path(sys.argv[1]))
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        with open(sys.argv[2] + "/left", "w", buffering=1) as file:
+            while True:
+                file.write("x")
+                time.sleep(0.02)
+                file.flush()
+    os._exit(0)
+while not os.path.exists(sys.argv[2] + "/left"):
+    time.sleep(0.01)
+print("started", flush=True)
+if sys.argv[4] == "ends":
+    os._exit(3)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("namespaces", ["namespaces", "no namespaces"])
+@pytest.mark.parametrize("end", ["ends", "is killed", "loses its parent"])
+def test_no_process_is_left(tmp_path: Path, namespaces: str, end: str) -> None:
+    """The process that is left has a session of its own, and holds the pipe open."""
+    words = [sys.executable, "-I", "-c", LEAVE, str(ROOT), str(tmp_path), namespaces, end]
+    if end == "loses its parent":
+        code = f"import subprocess, sys; subprocess.Popen({words!r}); sys.stdin.read()"
+        words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        if end == "is killed":
+            kill_tree(process)
+        elif end == "loses its parent":
+            process.kill()
+        # The end of the pipe: no process has it open.
+        assert select.select([process.stdout], [], [], 10.0)[0]
+        assert process.stdout.read() == ""
+        assert (process.wait(10) == 3) == (end == "ends")
+    size = (tmp_path / "left").stat().st_size
+    time.sleep(0.1)
+    assert (tmp_path / "left").stat().st_size == size
