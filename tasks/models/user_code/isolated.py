@@ -444,6 +444,8 @@ def _described(tree: Any) -> Any:
         if not jax.tree.leaves(tree):
             # A type that the user registered as static. The process knows its value.
             return ["named", type(tree).__name__, [], []]
+        if wrong := [name for name in tree._fields if name.startswith("_") or not name.isidentifier()]:
+            raise ValueError(f"{type(tree).__name__} has the field {wrong[0]!r}: give each field a name without rename")
         return ["named", type(tree).__name__, list(tree._fields), [_described(item) for item in tree]]
     if jax.tree_util.all_leaves([tree]):
         return ["leaf"]

@@ -72,6 +72,15 @@ def toy(algorithm: Algorithm) -> FitResult:
     return fit(logged, TRIED, algorithm, updates=20, seeds=[0, 1], overrides={"hidden": [8]}, batch_size=16)
 
 
+def with_extra(project: Path, extra: str) -> str:
+    """Add a field to the state."""
+    path = project / FILE
+    text = path.read_text().replace("    hyper: Hyperparameters\n", "    hyper: Hyperparameters\n    extra: object\n")
+    text = text.replace("hyperparameters(config))", f"hyperparameters(config), {extra})")
+    path.write_text(text.replace("state.hyper), {", "state.hyper, state.extra), {"))
+    return FILE
+
+
 @pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_environment_is_empty(project: Path, monkeypatch: pytest.MonkeyPatch, traced: bool) -> None:
     monkeypatch.setenv("NEORL_SECRET", "swordfish")
@@ -218,6 +227,67 @@ def test_the_restrictions_cannot_be_forged(project: Path) -> None:
     with pytest.raises(Refused, match=re.escape(f"answered {forged!r}")):
         algorithm_at(attacking(project, code, False), project)
     assert isolated._current[0].isolation == restrictions()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("jnp.zeros((0, 3))", r"an empty array of shape \(0, 3\) at state.extra, which is not stored: leave it out"),
+        pytest.param("key", r"a typed random key at state.extra.*jax.random.key_data\(key\)", marks=pytest.mark.slow),
+    ],
+)
+def test_states_that_no_checkpoint_stores_are_refused(project: Path, extra: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        algorithm_at(with_extra(project, extra), project)
+
+
+@pytest.mark.slow
+def test_renamed_fields_are_refused(project: Path) -> None:
+    """Python gives the second field of the same name a name that a new NamedTuple cannot have."""
+    with_extra(project, "Pair(jnp.zeros(()), jnp.zeros(()))")
+    code = "import collections; Pair = collections.namedtuple('Pair', ['a', 'a'], rename=True)"
+    reference = attacking(project, code, False)
+    with pytest.raises(BadInput, match="Pair has the field '_1': give each field a name"):
+        toy(algorithm_at(reference, project).algorithm)
+
+
+@pytest.mark.slow
+def test_a_long_answer_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "SECONDS", 4.0)
+    with pytest.raises(Refused, match="gave no answer within 4 s: simplify the code"):
+        algorithm_at(attacking(project, "import time; time.sleep(100)", False), project)
+    assert not isolated._current[0].running
+
+
+@pytest.mark.slow
+def test_the_state_must_be_from_init(project: Path) -> None:
+    found = algorithm_at(FILE, project).algorithm
+    with pytest.raises(ValueError, match="the state is not from init of median_cloning"):
+        found.act((jnp.zeros(3),), jnp.zeros(3))
+
+
+@pytest.mark.slow
+def test_a_state_with_other_arrays_is_refused(project: Path) -> None:
+    """The contract's own batches have four rows, those of the training 16."""
+    path = project / FILE
+    text = path.read_text()
+    changed = "state.hyper if batch.reward.shape == (4,) else {}"
+    path.write_text(text.replace("State(actor, optimiser, state.hyper), {", f"State(actor, optimiser, {changed}), {{"))
+    with pytest.raises(BadInput, match="update must return a state with the same arrays as its argument"):
+        toy(algorithm_at(FILE, project).algorithm)
+
+
+@pytest.mark.slow
+def test_a_program_of_the_process_is_checked_here(project: Path) -> None:
+    """The user's code removes the check from its own process, and calls the host."""
+    name = "xla_ffi_python_cpu_callback"
+    code = "from jax import export; original = export.export; export.export = lambda function, platforms: original("
+    code += f"function, platforms=platforms, disabled_checks=[export.DisabledSafetyCheck.custom_call('{name}')])"
+    attacking(project, code, False)
+    call = f"jax.ffi.ffi_call('{name}', jax.ShapeDtypeStruct((), 'float32'), vmap_method='sequential')(batch.reward)"
+    found = algorithm_at(attacking(project, f"batch = batch._replace(action=batch.action + {call})", True), project)
+    with pytest.raises(BadInput, match=r"the program does more than compute.*callback"):
+        toy(found.algorithm)
 
 
 @pytest.mark.slow
