@@ -206,3 +206,37 @@ def test_no_process_is_left(tmp_path: Path, namespaces: str, end: str) -> None:
     size = (tmp_path / "left").stat().st_size
     time.sleep(0.1)
     assert (tmp_path / "left").stat().st_size == size
+
+
+ALONE = """
+import ctypes, os, socket, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from tasks.files import sandbox
+sandbox.refuse_calls = lambda libc: False
+if sys.argv[4] == "Landlock":
+    sandbox.NEW_USER = -1
+else:
+    sandbox._landlock = lambda *_: 0
+print(sandbox.restrict(Path(sys.argv[2]), Path(sys.argv[1])), flush=True)
+try:
+    socket.create_connection(("127.0.0.1", int(sys.argv[3])), 2)
+except OSError as error:
+    print(type(error).__name__, error.errno)
+"""
+
+
+@pytest.mark.parametrize(
+    ("alone", "said"),
+    [("Landlock", "PermissionError 13"), ("no network", "OSError 101")],
+    ids=["Landlock", "namespace"],
+)
+def test_each_restriction_alone_refuses_connections(tmp_path: Path, alone: str, said: str) -> None:
+    # Version 4 of Landlock was the first with rules for TCP.
+    if alone not in restrictions() or re.search(r"Landlock [1-3]\b", restrictions()):
+        pytest.skip(f"this system restricts processes by {restrictions()}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = [sys.executable, "-I", "-c", ALONE, str(ROOT), str(tmp_path), str(server.getsockname()[1]), alone]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert told[0].startswith(alone)
+    assert told[1:] == [said]
