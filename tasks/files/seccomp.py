@@ -73,7 +73,7 @@ class _Rule(NamedTuple):
 
 
 def refuse_calls(libc: ctypes.CDLL) -> bool:
-    """Install the filter, which also holds for later children and threads.
+    """Install the filter, also for later children and threads.
 
     Returns:
         Whether the system accepted the filter. The caller has set PR_SET_NO_NEW_PRIVS.
