@@ -7,8 +7,8 @@ gives different programs here and there, so the certificate is refused.
 from __future__ import annotations
 
 import atexit
-import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ValidationError
 
 from configs.code import Origin, SiteOf, UserCode
 from configs.errors import Refused
@@ -29,6 +30,7 @@ from configs.strict import Strict
 from tasks.evidence.claims import Claim
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import write_atomic
+from tasks.files.sandbox import HELD, WRITTEN, kill_tree, open_back, read_back, restrict
 from tasks.models.bundles.manifest import read_manifest
 from tasks.models.user_code.loading import copy_code, find_installed
 
@@ -63,8 +65,16 @@ class _Request(Strict):
     """`Claim` as JSON."""
 
 
+class _Answer(Strict):
+    """The file `answer.json`, which is not trusted."""
+
+    simulator: str
+    episode: str
+    materials: dict[str, str]
+
+
 class Lowered(NamedTuple):
-    """Answer of the process."""
+    """Result of the process."""
 
     simulator: str
     """Text of the simulator's program."""
@@ -121,6 +131,16 @@ class _Process:
             text=True,
         )
 
+    def isolation(self) -> str:
+        """Return the restrictions, which the process prints before it imports the plant; empty if it has failed."""
+        assert self.popen.stdout is not None
+        line = b""
+        # One character at a time, because `communicate` reads the rest.
+        while len(line) < 100 and (sign := os.read(self.popen.stdout.fileno(), 1)) not in (b"", b"\n"):
+            line += sign
+        found = line.decode(errors="replace")
+        return found if re.fullmatch(HELD, found) else ""
+
     def go(self) -> None:
         """Tell the process that its request is written; without these words it ends with this process."""
         assert self.popen.stdin is not None
@@ -133,8 +153,7 @@ class _Process:
 
     def close(self) -> None:
         """Kill the process if it runs, and remove its folder."""
-        self.popen.kill()
-        self.popen.wait()
+        kill_tree(self.popen)
         for stream in (self.popen.stdin, self.popen.stdout):
             if stream:
                 stream.close()
@@ -205,6 +224,7 @@ class SecondLowering:
         except BaseException:
             self.close()
             raise
+        self._isolation = self._process.isolation()
         self._process.go()
 
     def lowered(self) -> Lowered:
@@ -216,15 +236,24 @@ class SecondLowering:
         box, process = Path(self._process.folder.name), self._process.popen
         try:
             said, _ = process.communicate(timeout=SECONDS)
-            if process.returncode:
+            if process.returncode or not self._isolation:
                 reason = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
                 raise Refused(f"the plant cannot be lowered in an isolated process ({reason}): read no files in it")
         except subprocess.TimeoutExpired as error:
             raise Refused(f"the isolated process did not lower the plant within {SECONDS:g} s: simplify it") from error
+        data = read_back(box / "answer.json", WRITTEN)
+        try:
+            answer = _Answer.model_validate_json(data)
+        except ValidationError as error:
+            shown = repr(data[:80].decode(errors="replace"))
+            raise Refused(f"the isolated process answered {shown}: correct the plant's code") from error
+        # No process is left that could replace the file after this check.
+        open_back(box / "arguments.npz", WRITTEN).close()
         leaves = read_npz(box / "arguments.npz")
         return Lowered(
-            **json.loads((box / "answer.json").read_text()),
-            stored=(box / "episode.jax").read_bytes(),
+            **dict(answer),
+            isolation=self._isolation,
+            stored=read_back(box / "episode.jax", WRITTEN),
             leaves=tuple(leaves[name] for name in sorted(leaves)),
         )
 
@@ -286,11 +315,9 @@ def main(folder: str) -> None:
     box = Path(folder)
     # The first process compiles meanwhile, which takes longer.
     os.nice(10)
-    from tasks.files.sandbox import restrict
-
     os.umask(0o077)
     os.environ["TMPDIR"] = str(box)
-    held = restrict(box, Path(__file__).parents[2])
+    print(restrict(box, Path(__file__).parents[2]), flush=True)
     _import_all()
     if not sys.stdin.readline():
         return
@@ -302,8 +329,8 @@ def main(folder: str) -> None:
     write_atomic(box / "episode.jax", found.episode.serialise())
     write_atomic(box / "arguments.npz", arguments_file(found.arguments))
     materials = _materials(box / "bundle", request.source, claim, found)
-    answer = {"simulator": found.simulator.text, "episode": found.episode.text, "isolation": held}
-    (box / "answer.json").write_text(json.dumps({**answer, "materials": materials}))
+    answer = _Answer(simulator=found.simulator.text, episode=found.episode.text, materials=materials)
+    (box / "answer.json").write_text(answer.model_dump_json())
 
 
 def _import_all() -> None:

@@ -69,9 +69,23 @@ def check_algorithm(algorithm: Algorithm, place: str) -> None:
         raise BadInput(f"{place} has the name of the built-in algorithm '{name}': rename it")
     plant = CHOSEN if algorithm.discrete else TRIED
     state = algorithm.init(jax.random.key(0), plant, configure(algorithm, {}))
+    _check_arrays(state)
     for warming in (False, True) if algorithm.warm_up else (False,):
         _check_update(phase(algorithm, warming), state)
     _check_actions(algorithm, state)
+
+
+def _check_arrays(state: object) -> None:
+    """Check that a checkpoint can store the state."""
+    for path, leaf in jax.tree.leaves_with_path(state):
+        place = f"the state has {{}} at state{jax.tree_util.keystr(path)}"
+        if jnp.issubdtype(getattr(leaf, "dtype", float), jax.dtypes.prng_key):
+            raise ValueError(
+                f"{place.format('a typed random key')}, which is not stored: keep jax.random.key_data(key)"
+            )
+        if 0 in np.shape(leaf):
+            shown = place.format(f"an empty array of shape {np.shape(leaf)}")
+            raise ValueError(f"{shown}, which is not stored: leave it out")
 
 
 def _check_update(algorithm: Algorithm, state: object) -> None:

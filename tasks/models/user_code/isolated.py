@@ -16,21 +16,24 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.export import default_export_platform
+from pydantic import Field, ValidationError
 
 from configs.code import UserCode
-from configs.errors import BadInput, NeoRLError, Refused
-from configs.strict import NAME
+from configs.errors import BadInput, NeoRLError, Refused, printable
+from configs.strict import Count, Name, Strict
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.online import LEARNERS
 from neorl_core.safety.program import IMPLEMENTATION, ImpureProgram, Program, check_pure, lower, read_program
@@ -38,13 +41,15 @@ from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import Params, PlantSpec, Transition
 from tasks.files.canonical import sha256_hex
-from tasks.files.sandbox import restrict
+from tasks.files.sandbox import HELD, WRITTEN, kill_tree, read_back, restrict
 from tasks.files.spec import spec_of_record, spec_record
 from tasks.models.user_code.contract import load_algorithm
 from tasks.models.user_code.loading import copy_code, tree_of
 
 SECONDS = 600.0
 """Time limit of one answer; checking the example of the documentation takes about 5 s, of which imports take 3 s."""
+ANSWER, PRINTED = 2**24, 2**20
+"""Limits in bytes of one answer, and of the output before one answer."""
 START = f"import sys; sys.path.insert(0, sys.argv[1]); from {__name__} import main; main(sys.argv[2])"
 """Python code of the process: it uses this NeoRL, even if another is installed."""
 
@@ -78,20 +83,32 @@ class _Request(TypedDict, total=False):
     """For each `vmap`, from inside: the size, and whether each argument has the axis."""
 
 
-class _Answer(TypedDict, total=False):
-    """The answer of the process, which is not trusted."""
+class _Failed(Strict):
+    """An answer of the process, if the user's code failed."""
 
     error: str
-    refused: bool
-    isolation: str
-    name: str
+    refused: bool = False
+
+
+class _Description(Strict):
+    """The answer to the request to describe the algorithm."""
+
+    name: Name
     settings: dict[str, Any]
-    batches_per_update: int
-    usual_updates: int
+    batches_per_update: Count
+    usual_updates: Annotated[int, Field(ge=0)]
     discrete: bool
     warm_up: bool
+
+
+class _Result(Strict):
+    """The answer to the request to lower a function."""
+
     result: list[Any]
-    """Tree of a function's result, as `_described` writes it."""
+    """Tree of the function's result, as `_described` writes it."""
+
+
+_Answer = TypeVar("_Answer", _Description, _Result)
 
 
 class _Process:
@@ -101,74 +118,105 @@ class _Process:
         self.code = code
         self._box = tempfile.TemporaryDirectory(prefix="neorl-")
         self._read = 0
+        # Outside the box, where the process cannot replace it.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
         box = Path(self._box.name)
-        self._said = box / "output"
         moved = copy_code(code, box / "code")
         (box / "code.json").write_text(moved.model_dump_json())
-        with self._said.open("wb") as said:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-c", START, str(Path(__file__).parents[3]), str(box)],
-                cwd=box,
-                # The process only lowers, on any platform, so it needs no accelerator.
-                env={"JAX_TRACEBACK_FILTERING": "off", "JAX_PLATFORMS": "cpu"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                start_new_session=True,
-            )
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-c", START, str(Path(__file__).parents[3]), str(box)],
+            cwd=box,
+            # The process only lowers, on any platform, so it needs no accelerator.
+            env={"JAX_TRACEBACK_FILTERING": "off", "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,
+        )
+        self.isolation = ""
 
     @property
     def running(self) -> bool:
         return self._popen.poll() is None and Path(self._box.name).is_dir()
 
-    def ask(self, request: _Request) -> tuple[_Answer, bytes]:
+    def ask(self, request: _Request, kind: type[_Answer]) -> tuple[_Answer, bytes]:
         """Return the answer to a request, and the program that belongs to it.
 
         Raises:
             BadInput: if the user's code fails.
-            Refused: if the process ended, or took too long.
+            Refused: if the process ended, took too long, or answered wrongly. Then it is closed.
         """
+        try:
+            if not self.isolation:
+                # The process writes this line before it imports the user's code.
+                self.isolation = self._line().decode(errors="replace")
+                if not re.fullmatch(HELD, self.isolation):
+                    raise Refused(f"{self._name} started with {self.isolation!r}: correct the installation of NeoRL")
+            answer = self._answered(request, kind)
+            program = Path(self._box.name) / "program.jax"
+            data = read_back(program, WRITTEN) if kind is _Result and isinstance(answer, kind) else b""
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, _Failed):
+            moved, folder = str(Path(self._box.name) / "code"), str(tree_of(self.code).folder)
+            text = " ".join(answer.error.replace(moved, folder).split())[:1000]
+            raise (Refused if answer.refused else BadInput)(text)
+        return answer, data
+
+    def _answered(self, request: _Request, kind: type[_Answer]) -> _Answer | _Failed:
         assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        box, place = Path(self._box.name), tree_of(self.code).file(self.code.module)
         try:
             self._popen.stdin.write(json.dumps(request).encode() + b"\n")
             self._popen.stdin.flush()
         except BrokenPipeError:
             pass  # the process has ended, which the next lines report
-        if not select.select([self._popen.stdout], [], [], SECONDS)[0]:
-            self.close()
-            raise Refused(f"the isolated process of {place} gave no answer within {SECONDS:g} s: simplify the code")
-        done = os.read(self._popen.stdout.fileno(), 1)
-        said = self._printed()
-        if not done:
-            self.close()
-            last = said.strip().splitlines()[-1][:300] if said.strip() else "no message"
-            raise Refused(f"the isolated process of {place} ended ({last}): correct the code")
-        answer = json.loads((box / "answer.json").read_bytes())
-        if (error := answer.get("error")) is not None:
-            text = " ".join(str(error).replace(str(box / "code"), str(tree_of(self.code).folder)).split())[:1000]
-            raise (Refused if answer.get("refused") is True else BadInput)(text)
-        program = box / "program.jax"
-        return answer, program.read_bytes() if program.exists() else b""
+        self._line()
+        self._printed()
+        data = read_back(Path(self._box.name) / "answer.json", ANSWER)
+        with suppress(ValidationError):
+            return kind.model_validate_json(data)
+        try:
+            return _Failed.model_validate_json(data)
+        except ValidationError as error:
+            shown = repr(data[:80].decode(errors="replace"))
+            raise Refused(f"{self._name} answered {shown}: correct the code") from error
+
+    @property
+    def _name(self) -> str:
+        return f"the isolated process of {tree_of(self.code).file(self.code.module)}"
+
+    def _line(self) -> bytes:
+        """Return the next line of the process, up to 100 characters."""
+        assert self._popen.stdout is not None
+        until, line = time.monotonic() + SECONDS, b""
+        while len(line) < 100:
+            if not select.select([self._popen.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise Refused(f"{self._name} gave no answer within {SECONDS:g} s: simplify the code")
+            sign = os.read(self._popen.stdout.fileno(), 1)
+            if not sign:
+                said = self._printed().strip().splitlines()
+                raise Refused(f"{self._name} ended ({said[-1][:300] if said else 'no message'}): correct the code")
+            if sign == b"\n":
+                break
+            line += sign
+        return line
 
     def _printed(self) -> str:
         """Print the new output of the process here, and return the output."""
-        with self._said.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        self._read += len(data)
-        text = data.decode(errors="replace")
+        data = os.pread(self._said.fileno(), PRINTED, self._read)
+        self._read = os.fstat(self._said.fileno()).st_size
+        text = printable(data.decode(errors="replace"))
         sys.stderr.write(text)
         return text
 
     def close(self) -> None:
         """Kill the process, and remove its folder."""
-        self._popen.kill()
-        self._popen.wait()
-        for stream in (self._popen.stdin, self._popen.stdout):
+        kill_tree(self._popen)
+        for stream in (self._popen.stdin, self._popen.stdout, self._said):
             if stream:
-                stream.close()
+                with suppress(BrokenPipeError):
+                    stream.close()
         self._box.cleanup()
 
 
@@ -184,17 +232,17 @@ def end_process() -> None:
             _current.pop().close()
 
 
-def _ask(code: UserCode, request: _Request) -> tuple[_Answer, bytes]:
+def _ask(code: UserCode, request: _Request, kind: type[_Answer]) -> tuple[_Answer, bytes]:
     with _lock:
         if not (_current and _current[0].code == code and _current[0].running):
             end_process()
             _current.append(_Process(code))
-        return _current[0].ask(request)
+        return _current[0].ask(request, kind)
 
 
 class _Lowered(NamedTuple):
     program: Program
-    answer: _Answer
+    result: list[Any]
 
 
 def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
@@ -207,25 +255,50 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         BadInput: if the algorithm violates the contract.
         Refused: if the code has changed, or the process ended.
     """
-    answer, _ = _ask(code, {"function": "describe"})
+    with _lock:
+        answer, _ = _ask(code, {"function": "describe"}, _Description)
+        isolation = _current[0].isolation
     place = f"{tree_of(code).file(code.module)}: {code.attribute}"
     known: dict[str, _Lowered] = {}
     origins: dict[Any, _Origin] = {}
 
-    def lowered(request: _Request) -> _Lowered:
+    def wrong(problem: str) -> Refused:
+        end_process()
+        return Refused(f"the isolated process of {place} gave {problem}: correct the code")
+
+    def built(described: list[Any], leaves: Sequence[Any], origin: str = "") -> Any:
+        rest = iter(leaves)
+        try:
+            tree = _built(described, rest, origin)
+        except Exception as error:  # the process may describe anything
+            raise wrong(f"the result {str(described)[:80]}") from error
+        if next(rest, None) is not None:
+            raise wrong(f"{len(leaves)} arrays for the result {str(described)[:80]}")
+        return tree
+
+    def lowered(request: _Request, results: list[Any] | None = None) -> _Lowered:
         name = json.dumps(request)
         with _lock:
             if name not in known:
-                found, data = _ask(code, request)
+                found, data = _ask(code, request, _Result)
                 try:
-                    known[name] = _Lowered(check_pure(read_program(data)), found)
+                    program = read_program(data)
+                except Exception as error:  # the process may write anything
+                    raise wrong(f"{len(data)} bytes that are no program of {request['function']}") from error
+                try:
+                    known[name] = _Lowered(check_pure(program), found.result)
                 except ImpureProgram as error:
                     raise BadInput(f"{place}: {error}: compute with JAX only") from error
+            exported = known[name].program.exported
+            if _shapes(exported.in_avals) != request["leaves"] or results not in (None, _shapes(exported.out_avals)):
+                raise wrong(f"a program of {request['function']} for other arrays")
+            if exported.platforms != (request["platform"],) or exported.nr_devices != 1:
+                raise wrong(f"a program for {exported.nr_devices} devices of {', '.join(exported.platforms)}")
             return known[name]
 
     def call(
         function: str, origin: _Origin, arguments: Any, varied: Sequence[str] = (), given: Sequence[str] = ()
-    ) -> tuple[list[Any], _Answer]:
+    ) -> tuple[list[Any], list[Any]]:
         """Return the leaves of a function's result, and the description of the result."""
         leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(arguments)]
         base: _Request = {
@@ -238,12 +311,13 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
             "platform": default_export_platform(),
         }
         found = lowered({**base, "leaves": _shapes(leaves), "levels": []})
-        return list(_batched(lowered, base, ())(*leaves)), found.answer
+        results = _shapes(found.program.exported.out_avals)
+        return list(_batched(lowered, base, (), results)(*leaves)), found.result
 
     def origin_of(state: Any) -> _Origin:
         structure = jax.tree.structure(state)
         if structure not in origins:
-            raise ValueError(f"the state is not from init of {answer['name']}: call init in this process first")
+            raise ValueError(f"the state is not from init of {answer.name}: call init in this process first")
         return origins[structure]
 
     def init(key: Any, spec: PlantSpec, config: Any) -> Any:
@@ -253,7 +327,7 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         origin = _Origin(json.dumps(spec_record(spec)), json.dumps(fixed))
         arguments = (jax.random.key_data(key), [varied[name] for name in sorted(varied)])
         leaves, found = call("init", origin, arguments, varied=sorted(varied))
-        state = _built(found["result"], iter(leaves), sha256_hex(repr(origin).encode()))
+        state = built(found, leaves, sha256_hex(repr(origin).encode()))
         origins[jax.tree.structure(state)] = origin
         return state
 
@@ -262,48 +336,64 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         given = [name for name, value in batches._asdict().items() if value is not None]
         leaves, found = call(function, origin_of(state), arguments, given=given)
         size = len(jax.tree.leaves(state))
-        metrics: Metrics = _built(found["result"], iter(leaves[size:]))
+        if _shapes(leaves[:size]) != _shapes(map(jnp.asarray, jax.tree.leaves(state))):
+            raise wrong(f"a program of {function} that changes the arrays of the state")
+        metrics: Metrics = built(found, leaves[size:])
+        if not isinstance(metrics, dict):
+            raise wrong(f"the metrics {str(found)[:80]}")
         return jax.tree.unflatten(jax.tree.structure(state), leaves[:size]), metrics
 
     def act(state: Any, observation: Any) -> Any:
-        return call("act", origin_of(state), (state, observation))[0][0]
+        leaves, found = call("act", origin_of(state), (state, observation))
+        return built(found, leaves)
 
     def actor(state: Any) -> Params:
         leaves, found = call("actor", origin_of(state), state)
-        weights: Params = _built(found["result"], iter(leaves))
+        weights: Params = built(found, leaves)
         return weights
 
-    if not re.fullmatch(NAME, str(answer["name"]), re.ASCII) or answer["name"] in {*ALGORITHMS, *LEARNERS}:
-        raise Refused(f"the isolated process of {place} gave the name {str(answer['name'])[:80]!r}: correct the code")
-    defaults = {name: _decoded(value) for name, value in answer["settings"].items()}
+    if answer.name in {*ALGORITHMS, *LEARNERS}:
+        raise wrong(f"the name '{answer.name}' of a built-in algorithm")
+    try:
+        config = _config(answer)
+    except Exception as error:  # the process may answer anything
+        raise wrong(f"the settings {str(answer.settings)[:80]}") from error
     algorithm = Algorithm(
-        name=answer["name"],
-        Config=namedtuple("Config", list(defaults), defaults=list(defaults.values())),
-        batches_per_update=int(answer["batches_per_update"]),
+        name=answer.name,
+        Config=config,
+        batches_per_update=answer.batches_per_update,
         init=init,
         update=partial(update, "update"),
         act=act,
         actor=actor,
-        warm_up=partial(update, "warm_up") if answer["warm_up"] else None,
-        usual_updates=int(answer["usual_updates"]),
-        discrete=bool(answer["discrete"]),
+        warm_up=partial(update, "warm_up") if answer.warm_up else None,
+        usual_updates=answer.usual_updates,
+        discrete=answer.discrete,
     )
-    return algorithm, str(answer["isolation"])
+    return algorithm, isolation
 
 
 def _batched(
-    lowered: Callable[[_Request], _Lowered], base: _Request, levels: tuple[tuple[int, list[bool]], ...]
+    lowered: Callable[[_Request, list[Any]], _Lowered],
+    base: _Request,
+    levels: tuple[tuple[int, list[bool]], ...],
+    results: list[Any],
 ) -> Callable[..., tuple[Any, ...]]:
-    """Return a function that calls a program. JAX cannot vectorise programs, so `vmap` asks for a vectorised one."""
+    """Return a function that calls a program. JAX cannot vectorise programs, so `vmap` asks for a vectorised one.
+
+    Args:
+        results: shapes and dtypes of the results.
+    """
 
     @custom_vmap
     def call(*leaves: Any) -> tuple[Any, ...]:
-        program = lowered({**base, "leaves": _shapes(leaves), "levels": levels}).program
+        program = lowered({**base, "leaves": _shapes(leaves), "levels": levels}, results).program
         return tuple(program.exported.call(*leaves))  # type: ignore[no-untyped-call]
 
     @call.def_vmap
     def vectorised(size: int, batched: Any, *leaves: Any) -> tuple[Any, Any]:
-        found = _batched(lowered, base, (*levels, (size, list(batched))))(*leaves)
+        vectors = [[[size, *shape], dtype] for shape, dtype in results]
+        found = _batched(lowered, base, (*levels, (size, list(batched))), vectors)(*leaves)
         return found, tuple(True for _ in found)
 
     return call
@@ -330,6 +420,13 @@ def _decoded(value: Any) -> Any:
     return value
 
 
+def _config(described: _Description) -> Any:
+    """Return the class of an algorithm's settings."""
+    return namedtuple(
+        "Config", list(described.settings), defaults=[_decoded(value) for value in described.settings.values()]
+    )
+
+
 def _described(tree: Any) -> Any:
     """Describe the nodes of a tree as JSON; containers of unknown types become NamedTuples."""
     if tree is None:
@@ -348,6 +445,8 @@ def _described(tree: Any) -> Any:
         if not jax.tree.leaves(tree):
             # A type that the user registered as static. The process knows its value.
             return ["named", type(tree).__name__, [], []]
+        if wrong := [name for name in tree._fields if name.startswith("_") or not name.isidentifier()]:
+            raise ValueError(f"{type(tree).__name__} has the field {wrong[0]!r}: give each field a name without rename")
         return ["named", type(tree).__name__, list(tree._fields), [_described(item) for item in tree]]
     if jax.tree_util.all_leaves([tree]):
         return ["leaf"]
@@ -388,9 +487,10 @@ def main(folder: str) -> None:
     os.umask(0o077)
     os.environ["TMPDIR"] = folder
     isolation = restrict(box, Path(__file__).parents[3])
-    # The parent reads one byte for each answer; prints of the user's code go to its standard error.
+    # The parent reads this line, and one line for each answer; prints of the user's code go to its standard error.
     answers = os.dup(1)
     os.dup2(2, 1)
+    os.write(answers, f"{isolation}\n".encode())
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests,), daemon=True).start()
     code = UserCode.model_validate_json((box / "code.json").read_bytes())
@@ -398,24 +498,24 @@ def main(folder: str) -> None:
     loaded: list[Algorithm] = []
     while True:
         request = json.loads(requests.get())
-        answer: _Answer
+        answer: _Failed | _Description | _Result
         try:
             if not loaded:
                 loaded.append(load_algorithm(code))
             if request["function"] == "describe":
-                answer = {**_description(loaded[0]), "isolation": isolation}
+                answer = _description(loaded[0])
             else:
                 answer, data = _lower(loaded[0], request)
                 (box / "program.jax").write_bytes(data)
         except NeoRLError as error:
-            answer = {"error": str(error), "refused": isinstance(error, Refused)}
+            answer = _Failed(error=str(error), refused=isinstance(error, Refused))
         except Exception as error:
             # Any exception of user code is a fault of that code.
             text = " ".join(str(error).split())[:300].rstrip(".")
-            answer = {"error": f"in {_place(error, code)}, {type(error).__name__}: {text}: correct it"}
+            answer = _Failed(error=f"in {_place(error, code)}, {type(error).__name__}: {text}: correct it")
         sys.stdout.flush()
-        (box / "answer.json").write_text(json.dumps(answer))
-        os.write(answers, b".")
+        (box / "answer.json").write_text(answer.model_dump_json())
+        os.write(answers, b"\n")
 
 
 def _receive(requests: queue.SimpleQueue[str]) -> NoReturn:
@@ -436,19 +536,19 @@ def _place(error: BaseException, code: UserCode) -> str:
     return lines[-1] if lines else f"{tree.file(code.module)}: {code.attribute}"
 
 
-def _description(algorithm: Algorithm) -> _Answer:
+def _description(algorithm: Algorithm) -> _Description:
     settings = algorithm.Config()._asdict()
-    return {
-        "name": algorithm.name,
-        "settings": {name: _encoded(name, value) for name, value in settings.items()},
-        "batches_per_update": algorithm.batches_per_update,
-        "usual_updates": algorithm.usual_updates,
-        "discrete": algorithm.discrete,
-        "warm_up": algorithm.warm_up is not None,
-    }
+    return _Description(
+        name=algorithm.name,
+        settings={name: _encoded(name, value) for name, value in settings.items()},
+        batches_per_update=algorithm.batches_per_update,
+        usual_updates=algorithm.usual_updates,
+        discrete=algorithm.discrete,
+        warm_up=algorithm.warm_up is not None,
+    )
 
 
-def _lower(algorithm: Algorithm, request: _Request) -> tuple[_Answer, bytes]:
+def _lower(algorithm: Algorithm, request: _Request) -> tuple[_Result, bytes]:
     """Lower one function of an algorithm, vectorised as requested."""
     spec = spec_of_record(json.loads(request["spec"]))
     config = algorithm.Config(**{name: _decoded(value) for name, value in json.loads(request["fixed"]).items()})
@@ -484,7 +584,7 @@ def _lower(algorithm: Algorithm, request: _Request) -> tuple[_Answer, bytes]:
         function = jax.vmap(function, in_axes=tuple(0 if axis else None for axis in batched), axis_size=size)
     with jax.default_matmul_precision(request["precision"]):
         program = lower(function, *(_shape(*leaf) for leaf in request["leaves"]), platform=request["platform"])
-    return {"result": described[0]}, program.serialise()
+    return _Result(result=described[0]), program.serialise()
 
 
 def _shape(shape: list[int], dtype: str) -> Any:

@@ -81,3 +81,26 @@ def test_processes_start_ahead_and_end_with_the_retraining(monkeypatch: pytest.M
     assert len(started) == 2
     assert all(process.popen.returncode is not None for process in started)
     assert not relowering._waiting
+
+
+FORGE = """
+    import atexit, os
+    box, act = os.environ.get("TMPDIR", ""), lambda: {act}
+    if "neorl-" in box: atexit.register(lambda: [act(), os._exit(0)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        ("[os.unlink(box + '/answer.json'), os.mkfifo(box + '/answer.json')]", "answer.json.*not a plain file"),
+        pytest.param("open(box + '/answer.json', 'w').write('[1]')", r"answered '\[1\]'", marks=SLOW),
+        pytest.param(
+            "[os.unlink(box + '/episode.jax'), os.symlink('/dev/zero', box + '/episode.jax')]", "left no file"
+        ),
+        pytest.param("open(box + '/answer.json', 'w').write('{\"isolation\": \"audited\"}')", "answered", marks=SLOW),
+    ],
+)
+def test_forged_files_of_a_plant_are_refused(tmp_path: Path, act: str, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        lower_twice(tmp_path, FORGE.format(act=act).strip())

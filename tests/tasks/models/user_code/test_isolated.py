@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 
 import jax
@@ -25,9 +24,33 @@ from tasks.models.user_code.contract import TRIED, load_algorithm
 from tasks.models.user_code.loading import ALGORITHM, find_code
 from tasks.training.train import train
 from tests.small_data import reactor_dataset, reactor_run
+from tests.tasks.files.test_sandbox import restrictions
 
 FILE = "algorithms/median_cloning.py"
 LOSS = "    return jnp.mean(jnp.abs("
+
+
+UNIX = "import socket; socket.socket(socket.AF_UNIX).connect('{}')"
+
+
+ANSWER = "open(box + '/answer.json', 'w').write({!r})"
+ATTACKS = {
+    "fifo": ("os.mkfifo(box + '/answer.json')", "answer.json of the isolated process is not a plain file"),
+    "link": ("os.symlink('SECRET', box + '/answer.json')", "left no file answer.json"),
+    "missing": ("", "left no file answer.json"),
+    "garbage": (ANSWER.format("\x1b[2J"), "answered '"),
+    "list": (ANSWER.format("[1]"), r"answered '\[1\]'"),
+    "deep": (ANSWER.format("[" * 100_000), r"answered '\[\["),
+    "wrong type": (ANSWER.format('{"error": 1}'), "answered"),
+    "foreign key": (ANSWER.format('{"error": "x", "isolation": "perfect"}'), "answered"),
+}
+"""Code of an attack on the files of the process, and the message."""
+DESCRIPTION = {"batches_per_update": 1, "usual_updates": 0, "discrete": False, "warm_up": False}
+
+
+def answering(code: str) -> str:
+    """Return code that runs, tells this process that there is an answer, and waits."""
+    return f"import os, time; box = os.environ['TMPDIR']; {code or 'pass'}; os.write(3, b'\\n'); time.sleep(100)"
 
 
 def attacking(project: Path, code: str, traced: bool) -> str:
@@ -41,19 +64,21 @@ def attacking(project: Path, code: str, traced: bool) -> str:
     return FILE
 
 
-@cache
-def restrictions() -> str:
-    """Return the restrictions of processes on this system."""
-    code = "from pathlib import Path; from tasks.files.sandbox import restrict; print(restrict(Path(), Path()))"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-
-
 def toy(algorithm: Algorithm) -> FitResult:
     draw = np.random.default_rng(1)
     shapes = ((200, 3), (200, 2), (200,), (200,), (200, 3))
     fields = [jnp.asarray(draw.uniform(-1, 1, shape), jnp.float32) for shape in shapes]
     logged = Transition(*fields, jnp.zeros(200))
     return fit(logged, TRIED, algorithm, updates=20, seeds=[0, 1], overrides={"hidden": [8]}, batch_size=16)
+
+
+def with_extra(project: Path, extra: str) -> str:
+    """Add a field to the state."""
+    path = project / FILE
+    text = path.read_text().replace("    hyper: Hyperparameters\n", "    hyper: Hyperparameters\n    extra: object\n")
+    text = text.replace("hyperparameters(config))", f"hyperparameters(config), {extra})")
+    path.write_text(text.replace("state.hyper), {", "state.hyper, state.extra), {"))
+    return FILE
 
 
 @pytest.mark.parametrize("traced", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -94,6 +119,21 @@ def test_no_connection_reaches_a_server(project: Path, traced: bool) -> None:
             server.accept()
 
 
+def test_no_connection_reaches_a_unix_socket(project: Path) -> None:
+    """The signer of a home listens on such a socket, and obeys the user's processes."""
+    if "seccomp" not in restrictions():
+        pytest.skip("seccomp is missing: Unix sockets are not restricted")
+    place = project.parent / "signer.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place))
+        server.listen()
+        server.settimeout(0.2)
+        with pytest.raises(BadInput, match=r"PermissionError.*Operation not permitted"):
+            algorithm_at(attacking(project, UNIX.format(place), False), project)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
 def test_an_error_names_file_and_line(project: Path) -> None:
     code = "raise ValueError('wrong batch')"
     found = algorithm_at(attacking(project, f"if batch.reward.shape != (4,): {code}", True), project)
@@ -123,6 +163,131 @@ def test_an_end_of_the_process_is_one_sentence(project: Path) -> None:
     code = "import os; print('no luck', flush=True); os._exit(3)"
     with pytest.raises(Refused, match=r"isolated process of .*median_cloning.py ended \(no luck\)"):
         algorithm_at(attacking(project, code, False), project)
+
+
+@pytest.mark.parametrize("name", ["fifo", *(pytest.param(n, marks=pytest.mark.slow) for n in ATTACKS if n != "fifo")])
+def test_a_forged_file_is_refused_in_one_sentence(
+    project: Path, name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(isolated, "SECONDS", 30.0)
+    secret = project.parent / "secret"
+    secret.write_text("swordfish")
+    code, said = ATTACKS[name]
+    with pytest.raises(Refused, match=said) as refused:
+        algorithm_at(attacking(project, answering(code.replace("SECRET", str(secret))), False), project)
+    assert "\n" not in str(refused.value)
+    assert "swordfish" not in str(refused.value) + "".join(capfd.readouterr())
+    assert not isolated._current[0].running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("td3_bc", {}, "the name 'td3_bc' of a built-in algorithm"),
+        ("x", {"class": 1}, "the settings {'class': 1}"),
+        ("x", {"a": {"recipe": {"evil": 1}}}, "the settings"),
+        ("x", {"a": {"tuple": 7}}, "the settings"),
+    ],
+)
+def test_a_forged_description_is_refused(project: Path, name: str, settings: dict[str, int], said: str) -> None:
+    answer = json.dumps({**DESCRIPTION, "name": name, "settings": settings})
+    with pytest.raises(Refused, match=said):
+        algorithm_at(attacking(project, answering(ANSWER.format(answer)), False), project)
+
+
+def test_prints_cannot_control_the_terminal(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "print('\\x1b[2J passed', flush=True); raise ValueError('\\x1b[31m')"
+    with pytest.raises(BadInput, match=r"ValueError '\\x1b\[31m"):
+        algorithm_at(attacking(project, code, False), project)
+    assert "\\x1b[2J passed" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_output_file_cannot_be_replaced(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    secret = project.parent / "secret"
+    secret.write_text("swordfish")
+    code = f"import os; os.symlink({str(secret)!r}, os.environ['TMPDIR'] + '/output'); os._exit(1)"
+    with pytest.raises(Refused, match=r"ended \(no message\)"):
+        algorithm_at(attacking(project, code, False), project)
+    assert "swordfish" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_files_are_limited(project: Path) -> None:
+    code = "import os; open(os.environ['TMPDIR'] + '/large', 'wb').truncate(2**28 + 1)"
+    with pytest.raises(BadInput, match="File too large"):
+        algorithm_at(attacking(project, code, False), project)
+
+
+@pytest.mark.slow
+def test_the_restrictions_cannot_be_forged(project: Path) -> None:
+    forged = '{"isolation": "audited"}'
+    code = f"import pydantic; pydantic.BaseModel.model_dump_json = lambda *_: {forged!r}"
+    with pytest.raises(Refused, match=re.escape(f"answered {forged!r}")):
+        algorithm_at(attacking(project, code, False), project)
+    assert isolated._current[0].isolation == restrictions()
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("jnp.zeros((0, 3))", r"an empty array of shape \(0, 3\) at state.extra, which is not stored: leave it out"),
+        pytest.param("key", r"a typed random key at state.extra.*jax.random.key_data\(key\)", marks=pytest.mark.slow),
+    ],
+)
+def test_states_that_no_checkpoint_stores_are_refused(project: Path, extra: str, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        algorithm_at(with_extra(project, extra), project)
+
+
+@pytest.mark.slow
+def test_renamed_fields_are_refused(project: Path) -> None:
+    """Python gives the second field of the same name a name that a new NamedTuple cannot have."""
+    with_extra(project, "Pair(jnp.zeros(()), jnp.zeros(()))")
+    code = "import collections; Pair = collections.namedtuple('Pair', ['a', 'a'], rename=True)"
+    reference = attacking(project, code, False)
+    with pytest.raises(BadInput, match="Pair has the field '_1': give each field a name"):
+        toy(algorithm_at(reference, project).algorithm)
+
+
+@pytest.mark.slow
+def test_a_long_answer_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "SECONDS", 4.0)
+    with pytest.raises(Refused, match="gave no answer within 4 s: simplify the code"):
+        algorithm_at(attacking(project, "import time; time.sleep(100)", False), project)
+    assert not isolated._current[0].running
+
+
+@pytest.mark.slow
+def test_the_state_must_be_from_init(project: Path) -> None:
+    found = algorithm_at(FILE, project).algorithm
+    with pytest.raises(ValueError, match="the state is not from init of median_cloning"):
+        found.act((jnp.zeros(3),), jnp.zeros(3))
+
+
+@pytest.mark.slow
+def test_a_state_with_other_arrays_is_refused(project: Path) -> None:
+    """The contract's own batches have four rows, those of the training 16."""
+    path = project / FILE
+    text = path.read_text()
+    changed = "state.hyper if batch.reward.shape == (4,) else {}"
+    path.write_text(text.replace("State(actor, optimiser, state.hyper), {", f"State(actor, optimiser, {changed}), {{"))
+    with pytest.raises(BadInput, match="update must return a state with the same arrays as its argument"):
+        toy(algorithm_at(FILE, project).algorithm)
+
+
+@pytest.mark.slow
+def test_a_program_of_the_process_is_checked_here(project: Path) -> None:
+    """The user's code removes the check from its own process, and calls the host."""
+    name = "xla_ffi_python_cpu_callback"
+    code = "from jax import export; original = export.export; export.export = lambda function, platforms: original("
+    code += f"function, platforms=platforms, disabled_checks=[export.DisabledSafetyCheck.custom_call('{name}')])"
+    attacking(project, code, False)
+    call = f"jax.ffi.ffi_call('{name}', jax.ShapeDtypeStruct((), 'float32'), vmap_method='sequential')(batch.reward)"
+    found = algorithm_at(attacking(project, f"batch = batch._replace(action=batch.action + {call})", True), project)
+    with pytest.raises(BadInput, match=r"the program does more than compute.*callback"):
+        toy(found.algorithm)
 
 
 @pytest.mark.slow
