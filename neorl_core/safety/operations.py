@@ -38,6 +38,8 @@ COMPARED = ("stablehlo.custom_call", "stablehlo.composite", "stablehlo.sort")
 """Operations that must equal one of JAX's."""
 MODULE = {"jax.uses_shape_polymorphism", "mhlo.num_partitions", "mhlo.num_replicas", "sym_name"}
 """Attributes of JAX's modules."""
+FUNCTION = {"arg_attrs", "function_type", "res_attrs", "sym_name", "sym_visibility"}
+"""Attributes of JAX's functions; of the attributes of arguments and results only the names of results are allowed."""
 DEPTH = 200
 """Largest depth of nested regions, and of nested calls: deeper programs exhaust the stack of the compiler."""
 DTYPES = {
@@ -92,14 +94,14 @@ def impurity(exported: export.Exported) -> str:
         return "side effects"
     if len(exported.platforms) != 1 or exported.nr_devices != 1:
         return "several platforms or devices"
-    with mlir.make_ir_context(), mlir.ir.Location.unknown():
-        try:
+    try:
+        with mlir.make_ir_context(), mlir.ir.Location.unknown():
             module = exported.mlir_module(serialized=False)
             module.operation.verify()
-        # The bindings raise errors of many classes.
-        except Exception as error:
-            return f"no valid StableHLO ({' '.join(str(error).split())[:200]})"
-        return next(_reasons(module, exported), "")
+            return next(_reasons(module, exported), "")
+    # The bindings raise errors of many classes.
+    except Exception as error:
+        return f"no valid StableHLO ({' '.join(str(error).split())[:200]})"
 
 
 def _reasons(module: Any, exported: export.Exported) -> Iterator[str]:
@@ -150,11 +152,21 @@ def _is_key(leaf: Any) -> bool:
 
 def _in_function(function: Any, platform: str, calls: set[str]) -> Iterator[str]:
     """Yield the reasons in a function, and add the functions that the function calls to `calls`."""
+    described = function.attributes
+    named = {
+        name.name for key in ("arg_attrs", "res_attrs") if key in described for one in described[key] for name in one
+    }
+    if unknown := ({*described} - FUNCTION) | (named - {"jax.result_info"}):
+        yield f"the attribute '{min(unknown)}'"
+    if not _are_arrays(function):
+        yield "values that are not arrays of fixed shapes"
     for operation, depth in _inside(function):
         name = operation.name
         if depth > DEPTH:
             yield f"more than {DEPTH} nested regions"
             return
+        if not _are_arrays(operation):
+            yield "values that are not arrays of fixed shapes"
         if name in COMPARED:
             if "decomposition" in operation.attributes:
                 calls.add(operation.attributes["decomposition"].value)
@@ -185,6 +197,19 @@ def _inside(parent: Any) -> Iterator[tuple[Any, int]]:
                         waiting.append((found, depth + 1))
 
 
+def _are_arrays(operation: Any) -> bool:
+    """Return whether the results of an operation and the arguments of its regions are arrays of fixed shapes."""
+    arguments = [value for region in operation.regions for block in region for value in block.arguments]
+    return all(_is_array(value.type) for value in [*operation.results, *arguments])
+
+
+def _is_array(kind: Any) -> bool:
+    if not isinstance(kind, mlir.ir.RankedTensorType) or not kind.has_static_shape or kind.encoding is not None:
+        return False
+    # Types of other dialects, as quantised numbers, begin with '!'.
+    return not str(kind.element_type).startswith("!")
+
+
 def _title(operation: Any) -> str:
     kind = operation.name.removeprefix("stablehlo.")
     called = operation.attributes
@@ -212,10 +237,8 @@ def _is_of_jax(operation: Any, platform: str) -> bool:
 
 
 def _array(kind: Any) -> tuple[tuple[int, ...], str] | None:
-    """Return shape and dtype of a type; None if the type is not an array's."""
-    if not isinstance(kind, mlir.ir.RankedTensorType) or not kind.has_static_shape or kind.encoding is not None:
-        return None
-    dtype = DTYPES.get(str(kind.element_type))
+    """Return shape and dtype of a type; None if the type is not an array's, or has another dtype than `DTYPES`."""
+    dtype = DTYPES.get(str(kind.element_type)) if _is_array(kind) else None
     return (tuple(kind.shape), dtype) if dtype else None
 
 

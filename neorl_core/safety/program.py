@@ -120,6 +120,8 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
         raise ImpureProgram(
             f"the program makes the custom call '{unknown[1]}', which may read anything: use JAX's own operations"
         ) from error
+    if reason := impurity(exported):
+        raise ImpureProgram(f"the program does more than compute, got {reason}: use JAX's other operations")
     return Program(exported)
 
 
