@@ -6,6 +6,7 @@ call, composite and comparison must equal one that JAX itself lowers for operand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
@@ -17,27 +18,24 @@ from jax import export, lax
 from jax.extend.random import threefry2x32_p
 from jax.interpreters import mlir
 
-ALLOWED = {
-    "func.call",
-    "func.return",
-    *(
-        f"stablehlo.{name}"
-        for name in """
-        abs add and atan2 bitcast_convert broadcast_in_dim case cbrt ceil cholesky clamp compare complex concatenate
-        constant convert convolution cosine count_leading_zeros divide dot_general dynamic_slice dynamic_update_slice
-        exponential exponential_minus_one fft floor gather if imag iota is_finite log log_plus_one logistic maximum
-        minimum multiply negate not optimization_barrier or pad popcnt power real reduce reduce_precision reduce_window
-        remainder reshape return reverse rng_bit_generator round_nearest_afz round_nearest_even rsqrt scatter select
-        select_and_scatter shift_left shift_right_arithmetic shift_right_logical sign sine slice sqrt subtract tan tanh
-        transpose triangular_solve while xor
-        """.split()
-    ),
-}
+NAMES = """
+abs add and atan2 bitcast_convert broadcast_in_dim case cbrt ceil cholesky clamp compare complex concatenate
+constant convert convolution cosine count_leading_zeros divide dot_general dynamic_slice dynamic_update_slice
+exponential exponential_minus_one fft floor gather if imag iota is_finite log log_plus_one logistic maximum minimum
+multiply negate not optimization_barrier or pad popcnt power real reduce reduce_precision reduce_window remainder
+reshape return reverse rng_bit_generator round_nearest_afz round_nearest_even rsqrt scatter select
+select_and_scatter shift_left shift_right_arithmetic shift_right_logical sign sine slice sqrt subtract tan tanh
+transpose triangular_solve while xor
+"""
+ALLOWED = {"func.call", "func.return", *(f"stablehlo.{name}" for name in NAMES.split())}
 """Operations that only compute, whatever their operands are."""
 COMPARED = ("stablehlo.custom_call", "stablehlo.composite", "stablehlo.sort")
 """Operations that must equal one of JAX's."""
 MODULE = {"jax.uses_shape_polymorphism", "mhlo.num_partitions", "mhlo.num_replicas", "sym_name"}
 """Attributes of JAX's modules."""
+MESH = {"sym_name": '"empty_mesh"', "mesh": "#sdy.mesh<[]>", "stablehlo.mesh": "{axes = []}"}
+"""Attributes of the mesh without axes, for which JAX lowers constraints of keys."""
+NO_SHARDING = re.compile(r"#sdy\.sharding<@empty_mesh, \[(\{\??\}(, )?)*\]>")
 FUNCTION = {"arg_attrs", "function_type", "res_attrs", "sym_name", "sym_visibility"}
 """Attributes of JAX's functions; of the attributes of arguments and results only the names of results are allowed."""
 DEPTH = 200
@@ -109,6 +107,8 @@ def _reasons(module: Any, exported: export.Exported) -> Iterator[str]:
     if unknown := {*module.operation.attributes} - MODULE:
         yield f"the attribute '{min(unknown)}'"
     for function in module.body:
+        if _text(function.operation) == MESH:
+            continue
         if function.operation.name != "func.func":
             yield f"the operation {function.operation.name}"
             return
@@ -140,7 +140,8 @@ def _expected_type(exported: export.Exported) -> str:
         return [mlir.ir.RankedTensorType.get(leaf.shape, mlir.dtype_to_ir_type(leaf.dtype)) for leaf in leaves]
 
     inputs, outputs = exported.in_avals, exported.out_avals
-    if exported.in_tree.num_leaves != len(inputs) or exported.out_tree.num_leaves != len(outputs):
+    trees: tuple[Any, Any] = (exported.in_tree, exported.out_tree)
+    if [tree.num_leaves for tree in trees] != [len(inputs), len(outputs)]:
         return ""
     kept = [inputs[number] for number in exported.module_kept_var_idx if number in range(len(inputs))]
     return str(mlir.ir.FunctionType.get(types(kept), types(outputs)))
@@ -172,13 +173,16 @@ def _in_function(function: Any, platform: str, calls: set[str]) -> Iterator[str]
                 calls.add(operation.attributes["decomposition"].value)
             if not _is_of_jax(operation, platform):
                 yield _title(operation)
+        elif name == "sdy.sharding_constraint":
+            if {*_text(operation)} != {"sharding"} or not NO_SHARDING.fullmatch(_text(operation)["sharding"]):
+                yield "a constraint of devices"
         elif name not in ALLOWED:
             yield f"the operation {name}"
         else:
             # Other attributes, as of XLA's frontend, may change the way in which XLA executes an operation.
             known = type(operation.opview)
-            if unknown := [attribute for attribute in operation.attributes if not hasattr(known, attribute)]:
-                yield f"the attribute '{unknown[0]}'"
+            if foreign := [attribute for attribute in operation.attributes if not hasattr(known, attribute)]:
+                yield f"the attribute '{foreign[0]}'"
             if name == "func.call":
                 calls.add(operation.attributes["callee"].value)
 
@@ -195,6 +199,10 @@ def _inside(parent: Any) -> Iterator[tuple[Any, int]]:
                     yield found, depth
                     if depth <= DEPTH and len(found.regions):
                         waiting.append((found, depth + 1))
+
+
+def _text(operation: Any) -> dict[str, str]:
+    return {name: str(operation.attributes[name]) for name in operation.attributes}
 
 
 def _are_arrays(operation: Any) -> bool:
@@ -228,7 +236,8 @@ def _is_of_jax(operation: Any, platform: str) -> bool:
         comparison = _comparison(operation)
         return bool(comparison) and comparison in _comparisons(tuple(dtype for _, dtype in types))  # type: ignore[misc]
     named = operation.attributes["call_target_name" if "call_target_name" in operation.attributes else "name"].value
-    family = next((part for part in CALLS if named == part or not part.startswith("chlo") and part in named), None)
+    # The signature contains the whole name.
+    family = max((part for part in CALLS if part in named), key=len, default=None)
     if family is None:
         return False
     result = _array(operation.results[0].type) if len(operation.results) else None
@@ -244,7 +253,7 @@ def _array(kind: Any) -> tuple[tuple[int, ...], str] | None:
 
 def _signature(operation: Any) -> tuple[str, ...]:
     """Return types and attributes of a call as text."""
-    attributes = sorted(f"{key}={operation.attributes[key]}" for key in operation.attributes if key != "decomposition")
+    attributes = sorted(f"{key}={value}" for key, value in _text(operation).items() if key != "decomposition")
     types = [str([str(value.type) for value in values]) for values in (operation.operands, operation.results)]
     return (operation.name, *types, *attributes)
 

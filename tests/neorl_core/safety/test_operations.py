@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -83,7 +84,7 @@ def chain(length: int) -> str:
     name = [f"@f{number}" for number in range(length + 1)]
     inner = "".join(
         f"func.func private {one}(%a: {T}) -> {T} {{ %0 = func.call {other}(%a) : ({T}) -> {T} return %0 : {T} }} "
-        for one, other in zip(name, name[1:], strict=False)
+        for one, other in pairwise(name)
     )
     return own(
         f"%0 = func.call @f0(%a) : ({T}) -> {T}",
@@ -147,6 +148,18 @@ ATTACKS = {
     ),
     "another shape": (main(f"return %a : {T}").replace("4xf32", "5xf32"), "other arguments or results of 'main'"),
     "dialect": (main(f"return %a : {T}", 'sdy.mesh @mesh = <["x"=2]>'), "the operation sdy.mesh"),
+    "mesh of devices": (
+        own(f'%0 = sdy.sharding_constraint %a <@empty_mesh, [{{"x"}}]> : {T}').replace(
+            "module {", 'module { sdy.mesh @empty_mesh = <["x"=1]>'
+        ),
+        "the operation sdy.mesh",
+    ),
+    "attribute of a constraint": (
+        own(f"%0 = sdy.sharding_constraint %a <@empty_mesh, [{{}}]> {{mhlo.own = 1 : i32}} : {T}").replace(
+            "module {", "module { sdy.mesh @empty_mesh = <[]> {stablehlo.mesh = {axes = []}}"
+        ),
+        "a constraint of devices",
+    ),
     "attribute of an operation": (
         own(f'%0 = stablehlo.sine %a {{mhlo.frontend_attributes = {{_xla_compute_type = "host"}}}} : {T}'),
         "the attribute 'mhlo.frontend_attributes'",
@@ -190,7 +203,8 @@ def test_an_honest_program_in_text_is_allowed() -> None:
 def test_deep_regions_are_refused() -> None:
     inner = f"stablehlo.return %a : {T}"
     for number in range(DEPTH + 2):
-        inner = f'%b{number} = "stablehlo.case"(%i) ({{ {inner} }}) : (tensor<i32>) -> {T} stablehlo.return %b{number} : {T}'
+        case = f'%b{number} = "stablehlo.case"(%i) ({{ {inner} }}) : (tensor<i32>) -> {T}'
+        inner = f"{case} stablehlo.return %b{number} : {T}"
     last = f"%b{DEPTH + 1}"
     body = inner.removesuffix(f"stablehlo.return {last} : {T}") + f"return {last} : {T}"
     with pytest.raises(ImpureProgram, match="nested regions"):
