@@ -107,7 +107,7 @@ def _reasons(module: Any, exported: export.Exported) -> Iterator[str]:
     if unknown := {*module.operation.attributes} - MODULE:
         yield f"the attribute '{min(unknown)}'"
     for function in module.body:
-        if _text(function.operation) == MESH:
+        if function.operation.name == "sdy.mesh" and _text(function.operation) == MESH:
             continue
         if function.operation.name != "func.func":
             yield f"the operation {function.operation.name}"
@@ -118,18 +118,19 @@ def _reasons(module: Any, exported: export.Exported) -> Iterator[str]:
         return
     if str(main.attributes["function_type"].value) != _expected_type(exported):
         yield "other arguments or results of 'main' than stated"
-    calls: dict[str, set[str]] = {}
+    calls: dict[str, dict[str, int]] = {}
     for name, function in functions.items():
-        calls[name] = set()
+        calls[name] = {}
         if not [*function.regions[0]]:
             yield f"the function '{name[:80]}' without a body"
             return
         yield from _in_function(function, exported.platforms[0], calls[name])
-    done: set[str] = set()
+    depths: dict[str, int] = {}
     for _ in range(DEPTH):
-        done |= {name for name in calls if calls[name] <= done}
-    if waiting := sorted(set(calls) - done):
-        yield f"the function '{waiting[0][:80]}', which calls itself or nests more than {DEPTH} calls"
+        for name in [name for name in calls if name not in depths and calls[name].keys() <= depths.keys()]:
+            depths[name] = max((depth + 1 + depths[called] for called, depth in calls[name].items()), default=0)
+    if deep := sorted(name for name in calls if depths.get(name, DEPTH) >= DEPTH):
+        yield f"the function '{deep[0][:80]}', which calls itself or nests more than {DEPTH} calls"
 
 
 def _expected_type(exported: export.Exported) -> str:
@@ -151,8 +152,8 @@ def _is_key(leaf: Any) -> bool:
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
-def _in_function(function: Any, platform: str, calls: set[str]) -> Iterator[str]:
-    """Yield the reasons in a function, and add the functions that the function calls to `calls`."""
+def _in_function(function: Any, platform: str, calls: dict[str, int]) -> Iterator[str]:
+    """Yield the reasons in a function, and add the called functions to `calls`, with the depth of the call."""
     described = function.attributes
     named = {
         name.name for key in ("arg_attrs", "res_attrs") if key in described for one in described[key] for name in one
@@ -170,7 +171,7 @@ def _in_function(function: Any, platform: str, calls: set[str]) -> Iterator[str]
             yield "values that are not arrays of fixed shapes"
         if name in COMPARED:
             if "decomposition" in operation.attributes:
-                calls.add(operation.attributes["decomposition"].value)
+                _deepest(calls, operation.attributes["decomposition"].value, depth)
             if not _is_of_jax(operation, platform):
                 yield _title(operation)
         elif name == "sdy.sharding_constraint":
@@ -184,7 +185,11 @@ def _in_function(function: Any, platform: str, calls: set[str]) -> Iterator[str]
             if foreign := [attribute for attribute in operation.attributes if not hasattr(known, attribute)]:
                 yield f"the attribute '{foreign[0]}'"
             if name == "func.call":
-                calls.add(operation.attributes["callee"].value)
+                _deepest(calls, operation.attributes["callee"].value, depth)
+
+
+def _deepest(calls: dict[str, int], name: str, depth: int) -> None:
+    calls[name] = max(depth, calls.get(name, 0))
 
 
 def _inside(parent: Any) -> Iterator[tuple[Any, int]]:
@@ -320,8 +325,8 @@ def _lowered(functions: list[Callable[..., Any]], types: Any, platform: str) -> 
             exported = export.export(jax.jit(lambda *given: [f(*given) for f in accepted]), platforms=(platform,))(
                 *operands
             )
-        # JAX has no such function for the platform.
-        except NotImplementedError:
+        # JAX has no such function for the platform, or cannot store it.
+        except (NotImplementedError, ValueError):
             return
     with mlir.make_ir_context(), mlir.ir.Location.unknown():
         for inner in exported.mlir_module(serialized=False).body:
