@@ -167,8 +167,6 @@ def _in_function(function: Any, platform: str, calls: dict[str, int]) -> Iterato
         if depth > DEPTH:
             yield f"more than {DEPTH} nested regions"
             return
-        if not _are_arrays(operation):
-            yield "values that are not arrays of fixed shapes"
         if name in COMPARED:
             if "decomposition" in operation.attributes:
                 _deepest(calls, operation.attributes["decomposition"].value, depth)
@@ -186,6 +184,8 @@ def _in_function(function: Any, platform: str, calls: dict[str, int]) -> Iterato
                 yield f"the attribute '{foreign[0]}'"
             if name == "func.call":
                 _deepest(calls, operation.attributes["callee"].value, depth)
+        if not _are_arrays(operation):
+            yield "values that are not arrays of fixed shapes"
 
 
 def _deepest(calls: dict[str, int], name: str, depth: int) -> None:

@@ -97,7 +97,7 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
         platform: platform of the program, as `jax.export` names it.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -129,7 +129,7 @@ def check_pure(program: Program) -> Program:
     """Return a program from another process, if it can only compute.
 
     Raises:
-        ImpureProgram: if the program could do more, or has derivatives, which nobody checked.
+        ImpureProgram: if the program may do more than compute, or contains derivatives, which are not checked.
     """
     reason = impurity(program.exported)
     if not reason and program.exported.has_vjp():
@@ -148,7 +148,7 @@ def simulator_program(plant: Plant, domain: Params) -> Program:
         domain: the operating domain; only its structure matters.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
 
     def step(key_data: UInt32[Array, " 2"], domain: Params, action: Any) -> Any:
@@ -174,7 +174,7 @@ def episode_program(plant: Plant, controller: Controller, params: Params, domain
         Program of (key data (E, 2), params, domain) -> `EpisodeResult`; `run_episodes` calls it.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
 
     def episodes(key_data: UInt32[Array, "E 2"], params: Params, domain: Params) -> EpisodeResult:

@@ -129,14 +129,14 @@ ATTACKS = {
             f'{TOKEN} %1 = "stablehlo.outfeed"(%a, %t) {{outfeed_config = ""}} : ({T}, !stablehlo.token) -> '
             f"!stablehlo.token return %a : {T}"
         ),
-        "stablehlo.create_token|not arrays",
+        "the operation stablehlo.create_token",
     ),
     "infeed": (
         own(
             f'{TOKEN} %0:2 = "stablehlo.infeed"(%t) {{infeed_config = ""}} : (!stablehlo.token) -> ({T}, '
             "!stablehlo.token)"
         ).replace("return %0 ", "return %0#0 "),
-        "stablehlo.create_token|not arrays",
+        "the operation stablehlo.create_token",
     ),
     "recursion": (own(CALL, f"func.func private @f(%a: {T}) -> {T} {{ {CALL} return %0 : {T} }}"), "calls itself"),
     "long chain of calls": (chain(DEPTH + 1), f"nests more than {DEPTH} calls"),
@@ -194,6 +194,22 @@ def test_a_forged_program_is_refused(attack: str) -> None:
         check_pure(forged(module))
 
 
+@pytest.mark.parametrize("result", ["tensor<2xi32>", "tensor<1xi32>", "tensor<3xi32>"])
+def test_only_the_results_of_a_kernel_differ(result: str) -> None:
+    """The attributes are JAX's, and the kernel writes two pivots whatever the size of the array is."""
+    honest = lower(jax.lax.linalg.lu, jax.ShapeDtypeStruct((2, 2), jnp.float32)).text
+    line = next(line for line in honest.splitlines() if "lapack_sgetrf_ffi" in line)
+    call = line[line.index("stablehlo.custom_call") :]
+    call = call.replace("%arg0", "%r").replace("-> (tensor<2x2xf32>, tensor<2xi32>", f"-> (tensor<2x2xf32>, {result}")
+    reshaped = f"%r = stablehlo.reshape %a : ({T}) -> tensor<2x2xf32>"
+    body = f"{reshaped} %k:3 = {call}\n %0 = stablehlo.reshape %k#0 : (tensor<2x2xf32>) -> {T}"
+    if result == "tensor<2xi32>":
+        check_pure(forged(own(body)))
+        return
+    with pytest.raises(ImpureProgram, match="'lapack_sgetrf_ffi', which JAX does not make"):
+        check_pure(forged(own(body)))
+
+
 def test_an_honest_program_in_text_is_allowed() -> None:
     """The attacks above are refused for their reason, and not because text of this form is refused."""
     check_pure(forged(main(f"return %a : {T}")))
@@ -249,7 +265,7 @@ def test_calls_of_kernels_and_hidden_states_are_not_lowered() -> None:
 
 
 def test_other_effects_are_not_lowered() -> None:
-    """A primitive of unknown name, whose effect alone says that it does more than compute."""
+    """The name of the primitive is unknown; only the effect shows that the primitive does more than compute."""
     primitive = jax.extend.core.Primitive("own")
     primitive.def_effectful_abstract_eval(lambda x: (x, EFFECTS))
     with pytest.raises(ImpureProgram, match="'own'"):
