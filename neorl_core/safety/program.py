@@ -21,15 +21,12 @@ from jax.extend import core
 from jaxtyping import Array, Key, UInt32
 
 from neorl_core.plants.base import EpisodeResult, clip_to, rollouts
+from neorl_core.safety.operations import impurity
 from neorl_core.types import Controller, Params, Plant
 
 IMPLEMENTATION = "threefry2x32"
 """Generator of the episodes' keys."""
 CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @\"?([\w.$-]+)")
-COMPUTING = re.compile(r"(lapack|cu\w*|hip\w*)_\w+_ffi|Eigh|LuDecomposition|Qr|ApproxTopK|Sharding")
-"""Custom calls that only compute, and check the shapes of their arguments."""
-TRANSFER = re.compile(r"\b\w+\.(infeed|outfeed|send|recv)\b")
-"""Operations that exchange data with the host."""
 LOCATION = re.compile(
     r' loc\((?:#loc\d*|unknown|"(?:[^"\\]|\\.)*"(?:\(#loc\d*\))?'
     r"|callsite\((?:#loc\d*|unknown) at (?:#loc\d*|unknown)\))\)"
@@ -39,6 +36,8 @@ LOCATION = re.compile(
 """Source locations in the text of a program."""
 HOST = ("callback", "infeed", "outfeed", "debug_print")
 """Parts of the names of primitives that call the host."""
+IMPURE = {"ffi_call": "may write anywhere", "rng_uniform": "has a hidden state", "empty": "reads unused memory"}
+"""Other refused primitives, and why."""
 
 
 class Program:
@@ -98,7 +97,7 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
         platform: platform of the program, as `jax.export` names it.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -108,6 +107,8 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
         return tuple(jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves))))
 
     called = sorted(set(_host_calls(flat.trace(*leaves).jaxpr.jaxpr)))
+    if called and (why := IMPURE.get(called[0])):
+        raise ImpureProgram(f"the program uses '{called[0]}', which {why}: use JAX's other operations")
     if called:
         raise ImpureProgram(f"the program calls the host by '{called[0]}': compute with JAX only")
     try:
@@ -119,6 +120,8 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
         raise ImpureProgram(
             f"the program makes the custom call '{unknown[1]}', which may read anything: use JAX's own operations"
         ) from error
+    if reason := impurity(exported):
+        raise ImpureProgram(f"the program does more than compute, got {reason}: use JAX's other operations")
     return Program(exported)
 
 
@@ -126,14 +129,13 @@ def check_pure(program: Program) -> Program:
     """Return a program from another process, if it can only compute.
 
     Raises:
-        ImpureProgram: if the program could call the host or run a kernel of its own.
+        ImpureProgram: if the program may do more than compute, or contains derivatives, which are not checked.
     """
-    exported, text = program.exported, program.exported.mlir_module()
-    effects = exported.ordered_effects or exported.unordered_effects
-    called = CUSTOM_CALL.findall(text)
-    unknown = [name for name in called if not COMPUTING.fullmatch(name)]
-    if effects or unknown or text.count("custom_call") != len(called) or TRANSFER.search(text):
-        raise ImpureProgram(f"the program does more than compute, got {', '.join(unknown) or 'side effects'}")
+    reason = impurity(program.exported)
+    if not reason and program.exported.has_vjp():
+        reason = "stored derivatives"
+    if reason:
+        raise ImpureProgram(f"the program does more than compute, got {reason}")
     return program
 
 
@@ -146,7 +148,7 @@ def simulator_program(plant: Plant, domain: Params) -> Program:
         domain: the operating domain; only its structure matters.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
 
     def step(key_data: UInt32[Array, " 2"], domain: Params, action: Any) -> Any:
@@ -172,7 +174,7 @@ def episode_program(plant: Plant, controller: Controller, params: Params, domain
         Program of (key data (E, 2), params, domain) -> `EpisodeResult`; `run_episodes` calls it.
 
     Raises:
-        ImpureProgram: if the program calls the host, or makes a custom call for which JAX guarantees nothing.
+        ImpureProgram: if the program may do more than compute.
     """
 
     def episodes(key_data: UInt32[Array, "E 2"], params: Params, domain: Params) -> EpisodeResult:
@@ -217,7 +219,7 @@ def _host_calls(jaxpr: Any) -> Iterator[str]:
     """Yield the names of primitives that call the host or have side effects, in inner programs too."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        if any(part in name for part in HOST) or equation.effects:
+        if any(part in name for part in HOST) or name in IMPURE or equation.effects:
             yield name
         for inner in jax.tree.leaves(
             tuple(equation.params.values()), is_leaf=lambda leaf: isinstance(leaf, core.Jaxpr | core.ClosedJaxpr)

@@ -12,7 +12,7 @@ import numpy as np
 from configs.errors import Refused
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
-from neorl_core.safety.program import Program, read_program
+from neorl_core.safety.program import ImpureProgram, Program, check_pure, read_program
 from tasks.evaluation.episodes import episodes_of
 from tasks.evaluation.relowering import Lowered, as_arrays
 from tasks.evidence.certificate import Repeat
@@ -73,7 +73,7 @@ def repeat_with(bundle: Path, lowered: Lowered, certificate: Path | None = None)
         # The test ends earlier or later with another alpha, so the repetition uses the alpha of the attempt.
         claim, alpha, materials = predicate.scope, predicate.attempt.alpha, predicate.materials
         _check_arguments(lowered.leaves, bundle, claim, "the isolated process")
-        fresh, found = read_program(lowered.stored), {}
+        fresh, found = _computing(read_program(lowered.stored), "the isolated process"), {}
         if certificate is not None and materials.artifact and artifact_of(certificate).exists():
             program = _stored(artifact_of(certificate), materials.artifact)
             leaves = _stored_arguments(artifact_of(certificate, ".npz"), materials.arguments)
@@ -131,13 +131,26 @@ def _stored(path: Path, digest: str) -> Program:
         Refused: if the file is missing or altered, or this version of jax cannot read it.
     """
     try:
-        return read_program(_read(path, digest))
+        program = read_program(_read(path, digest))
     except ValueError as error:
         reason = " ".join(str(error).split())[:200]
         raise Refused(
             f"jax {jax_versions()} cannot read the program {path} ({reason}): install the lock file of the commit that "
             "wrote the certificate"
         ) from error
+    return _computing(program, str(path))
+
+
+def _computing(program: Program, origin: str) -> Program:
+    """Check that a program only computes, because code of a plant may have written the program.
+
+    Raises:
+        Refused: if the program does more.
+    """
+    try:
+        return check_pure(program)
+    except ImpureProgram as error:
+        raise Refused(f"{origin}: {error}: correct the plant, or install the versions of the certificate") from error
 
 
 def _read(path: Path, digest: str) -> bytes:

@@ -14,15 +14,17 @@ from configs.run import OpenedRun
 from neorl_core.plants.base import EpisodeResult
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
+from neorl_core.safety.program import lower
 from tasks.certify import certify
 from tasks.evaluation import repetition
 from tasks.evaluation.claims import simulator_digest
 from tasks.evaluation.relowering import lowered_apart
-from tasks.evaluation.repetition import materials_here, repeat_with
+from tasks.evaluation.repetition import artifact_of, materials_here, repeat_with
 from tasks.evidence.attempts import attempt_alpha
 from tasks.evidence.audit.audit import audit
 from tasks.evidence.certificate import read_certificate, verify_certificate
 from tasks.evidence.ledger.ledger import Ledger
+from tasks.files.canonical import sha256_hex
 from tasks.models.plants.known import plant_named
 from tasks.references import Bundle
 from tests.evidence import signer_at
@@ -124,6 +126,25 @@ def test_arguments_of_another_composite_are_refused(bundled: tuple[Home, Bundle]
     other = lowered._replace(leaves=(lowered.leaves[0] + 1, *lowered.leaves[1:]))
     with pytest.raises(Refused, match=r"1 arguments of .* are not among the .* numbers of"):
         repeat_with(bundle.folder, other)(predicate, bytes(32))
+
+
+def test_programs_that_may_do_more_than_compute_are_not_repeated(bundled: tuple[Home, Bundle]) -> None:
+    """The attack: code of the plant writes the program, with derivatives that nobody checked."""
+    home, bundle = bundled
+    found = certify(home, weak(), bundle)
+    predicate = read_certificate(found.path, Ledger.open(home, write=False).trust).predicate
+    lowered = lowered_apart(bundle.folder, None, predicate.scope)
+    hostile = lower(lambda x: x**2, np.float32(1)).serialise(derivatives=True)
+    with pytest.raises(Refused, match=r"isolated process: the program does more .* got stored derivatives"):
+        repeat_with(bundle.folder, lowered._replace(stored=hostile))(predicate, bytes(32))
+    materials = predicate.materials.model_copy(update={"artifact": sha256_hex(hostile)})
+    stored, honest = artifact_of(found.path), artifact_of(found.path).read_bytes()
+    stored.write_bytes(hostile)
+    with pytest.raises(Refused, match=rf"{stored.name}: the program does more .* got stored derivatives"):
+        repeat_with(bundle.folder, lowered, found.path)(
+            predicate.model_copy(update={"materials": materials}), bytes(32)
+        )
+    stored.write_bytes(honest)
 
 
 def test_another_source_of_the_simulator_is_another_simulator() -> None:
