@@ -80,8 +80,8 @@ def claims(found: Cells) -> str:
     """Return a paragraph about the runs that pass the gate `ope`."""
     shown, rightly = sum(cell.shown for cell in found.values()), sum(cell.shown_rightly for cell in found.values())
     return wrap(
-        "The gate `ope` of a log-only plant is stricter than the selection: the lower bound of the gain over the logged controller must be "
-        "above 0. The gain is estimated on held-out episodes that were not used to select the member. "
+        "The gate `ope` of a log-only plant is stricter than the selection: the lower bound of the gain over the "
+        "logged controller must be above 0. The gain is estimated on held-out episodes that were not used to select the member. "
         f"{shown} runs pass; {rightly} of them score above the logged controller."
     )
 
@@ -176,10 +176,11 @@ def page(results: Results | None = None) -> str:
     )
 
 
-QUESTION = """With the default learners and logs alone, how good is the selected policy, compared with the logged and the
-tuned controller?"""
+QUESTION = """With the default learners and logs alone, how good is the selected policy, compared with the logged and
+the tuned controller?"""
 CELLS = """Each run trains the default population on 50,000 generated steps and selects a member by off-policy
-evaluation, as for a log-only plant. Then the controllers play the same 256 simulated episodes, without a shield. Columns:
+evaluation, as for a log-only plant. Then the controllers play the same 256 simulated episodes, without a shield.
+Columns:
 
 - *runs*: number of runs, each with its own seed
 - *unsupported*: runs that are refused because the logs do not support the selected member
