@@ -81,7 +81,8 @@ def claims(found: Cells) -> str:
     shown, rightly = sum(cell.shown for cell in found.values()), sum(cell.shown_rightly for cell in found.values())
     return wrap(
         "The gate `ope` of a log-only plant is stricter than the selection: the lower bound of the gain over the "
-        "logged controller must be above 0. The gain is estimated on held-out episodes that were not used to select the member. "
+        "logged controller must be above 0. The gain is estimated on held-out episodes that were not used to select "
+        "the member. "
         f"{shown} runs pass; {rightly} of them score above the logged controller."
     )
 

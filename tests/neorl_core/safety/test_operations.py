@@ -372,7 +372,7 @@ def test_sorts_and_special_functions_are_allowed() -> None:
 
 
 def test_keys_as_arguments_are_allowed() -> None:
-    check_pure(stored(lambda key, unused: jax.random.split(key), jax.eval_shape(jax.random.key, 0), VECTOR))
+    check_pure(stored(lambda key, _: jax.random.split(key), jax.eval_shape(jax.random.key, 0), VECTOR))
 
 
 @pytest.mark.parametrize("name", NAMES)
