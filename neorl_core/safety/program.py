@@ -125,14 +125,17 @@ def lower(function: Callable[..., Any], *arguments: Any, platform: str = "cpu") 
     return Program(exported)
 
 
-def check_pure(program: Program) -> Program:
+def check_pure(program: Program, derivatives: bool = False) -> Program:
     """Return a program from another process, if it can only compute.
+
+    Args:
+        derivatives: allow stored derivatives, which are not checked: the caller must not differentiate the program.
 
     Raises:
         ImpureProgram: if the program may do more than compute, or contains derivatives, which are not checked.
     """
     reason = impurity(program.exported)
-    if not reason and program.exported.has_vjp():
+    if not reason and not derivatives and program.exported.has_vjp():
         reason = "stored derivatives"
     if reason:
         raise ImpureProgram(f"the program does more than compute, got {reason}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,7 +15,6 @@ from configs.run import OpenedRun
 from neorl_core.plants.base import EpisodeResult
 from neorl_core.safety.bounds import betting_episodes
 from neorl_core.safety.certify import certify_results
-from neorl_core.safety.program import lower
 from tasks.certify import certify
 from tasks.evaluation import repetition
 from tasks.evaluation.claims import simulator_digest
@@ -129,18 +129,19 @@ def test_arguments_of_another_composite_are_refused(bundled: tuple[Home, Bundle]
 
 
 def test_programs_that_may_do_more_than_compute_are_not_repeated(bundled: tuple[Home, Bundle]) -> None:
-    """The attack: code of the plant writes the program, with derivatives that nobody checked."""
+    """The attack: code of the plant writes the program, here a program with hidden random numbers."""
     home, bundle = bundled
     found = certify(home, weak(), bundle)
     predicate = read_certificate(found.path, Ledger.open(home, write=False).trust).predicate
     lowered = lowered_apart(bundle.folder, None, predicate.scope)
-    hostile = lower(lambda x: x**2, np.float32(1)).serialise(derivatives=True)
-    with pytest.raises(Refused, match=r"isolated process: the program does more .* got stored derivatives"):
+    drawn = jax.jit(lambda x: (jax.lax.rng_uniform(0.0, x, (3,)),))
+    hostile = bytes(jax.export.export(drawn)(np.float32(1)).serialize())
+    with pytest.raises(Refused, match=r"isolated process: the program does more .* got the operation stablehlo.rng"):
         repeat_with(bundle.folder, lowered._replace(stored=hostile))(predicate, bytes(32))
     materials = predicate.materials.model_copy(update={"artifact": sha256_hex(hostile)})
     stored, honest = artifact_of(found.path), artifact_of(found.path).read_bytes()
     stored.write_bytes(hostile)
-    with pytest.raises(Refused, match=rf"{stored.name}: the program does more .* got stored derivatives"):
+    with pytest.raises(Refused, match=rf"{stored.name}: the program does more .* got the operation stablehlo.rng"):
         repeat_with(bundle.folder, lowered, found.path)(
             predicate.model_copy(update={"materials": materials}), bytes(32)
         )

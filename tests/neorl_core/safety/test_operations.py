@@ -264,6 +264,13 @@ def test_calls_of_kernels_and_hidden_states_are_not_lowered() -> None:
             lower(lambda x, inner=function: jax.jit(inner)(x), jax.ShapeDtypeStruct((300, 300), jnp.float32))
 
 
+def test_unused_memory_and_unlisted_operations_are_not_lowered() -> None:
+    with pytest.raises(ImpureProgram, match="'empty', which reads unused memory"):
+        lower(lambda x: x + jax.lax.empty(x.shape, x.dtype), VECTOR)
+    with pytest.raises(ImpureProgram, match="'ApproxTopK', which JAX does not make"):
+        lower(lambda x: jax.lax.approx_max_k(x, 2), VECTOR)
+
+
 def test_other_effects_are_not_lowered() -> None:
     """The name of the primitive is unknown; only the effect shows that the primitive does more than compute."""
     primitive = jax.extend.core.Primitive("own")
