@@ -279,9 +279,10 @@ def test_a_state_with_other_arrays_is_refused(project: Path) -> None:
 
 @pytest.mark.slow
 def test_a_program_of_the_process_is_checked_here(project: Path) -> None:
-    """The user's code removes the check from its own process, and calls the host."""
+    """The user's code removes the checks from its own process, and calls the host."""
     name = "xla_ffi_python_cpu_callback"
-    code = "from jax import export; original = export.export; export.export = lambda function, platforms: original("
+    code = "from neorl_core.safety import program; program.IMPURE = {}; program.impurity = lambda exported: ''; "
+    code += "from jax import export; original = export.export; export.export = lambda function, platforms: original("
     code += f"function, platforms=platforms, disabled_checks=[export.DisabledSafetyCheck.custom_call('{name}')])"
     attacking(project, code, False)
     call = f"jax.ffi.ffi_call('{name}', jax.ShapeDtypeStruct((), 'float32'), vmap_method='sequential')(batch.reward)"
