@@ -45,7 +45,7 @@ class SafetyPolicy(Strict):
     beat_plant: bool = True
     """Whether a candidate must have beaten the tuned controller."""
     most_unlike: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Largest share of rollout steps unlike every logged step that a trained candidate may have; null for any."""
+    """Largest share of rollout steps unlike the logs that a trained candidate may have; null for any."""
     approvers: Approvers = Approvers()
     approval_days: Days = 90
     """Days for which an approval is valid."""

@@ -173,7 +173,7 @@ def _rollouts(evidence: Evidence) -> str:
     if evidence.fallback_share > MOSTLY:
         detail += f"; the fallback decided {evidence.fallback_share:.0%} of its steps"
     if evidence.departure is not None:
-        detail += f"; {evidence.departure:.1%} of its steps are unlike every logged step"
+        detail += f"; {evidence.departure:.1%} of its steps are unlike the logs"
     if not evidence.beat_plant and math.isfinite(evidence.rollouts.lower):
         detail += "; not required by gates.beat_plant"
     return detail
@@ -188,7 +188,9 @@ def _champion(evidence: Evidence) -> str:
         [] if evidence.champion_unsupported else [f"estimated gain over the champion {_interval(evidence.champion)}"]
     )
     if evidence.champion_rollouts is not None:
-        found.append(f"return per episode on the simulator against it {_interval(evidence.champion_rollouts)}")
+        found.append(
+            f"return per episode on the simulator against the champion {_interval(evidence.champion_rollouts)}"
+        )
     if evidence.champion_unsupported:
         found.append(f"not supported by the held-out logs: {evidence.champion_unsupported}")
     return "; ".join(found)

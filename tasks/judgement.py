@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from configs.run import OpenedRun
 from tasks.evaluation.servability import serve_check
 from tasks.gates import judge, may_certify, may_serve
@@ -50,7 +52,7 @@ def screen(
         rollout_violations=rollouts.controllers["candidate"].violated,
         rollout_episodes=rollouts.controllers["candidate"].episodes,
         fallback_share=rollouts.controllers["candidate"].fallback_share,
-        departure=rollouts.departure.unlike["candidate"] if rollouts.departure else None,
+        departure=_departure(rollouts),
         champion=evaluation.champion_difference,
         champion_unsupported=evaluation.champion_unsupported,
         # The champion itself has no difference in rollouts.
@@ -59,6 +61,12 @@ def screen(
         fallback=protection,
     )
     return Judgement(evidence=evidence, gates=judge(evidence))
+
+
+def _departure(rollouts: Rollouts) -> float | None:
+    """Return the share of the candidate's steps that are unlike the logs; None if too few steps were held out."""
+    share = rollouts.departure.unlike["candidate"] if rollouts.departure else math.nan
+    return share if math.isfinite(share) else None
 
 
 @effect(name="screen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -25,6 +26,7 @@ from tasks.models.bundles.bundle import save_bundle
 from tasks.models.plants.known import plant_of
 from tasks.pictures.trajectories import draw_plant
 from tasks.simulate import domain_of, score
+from tasks.training.in_simulator import useless
 from tasks.training.shielding import shield_of
 from tasks.tuning import check_returns, prefers
 
@@ -35,8 +37,6 @@ EPISODES = 2_048
 """New episodes on which the policy and the plant's controller are compared."""
 SEED = 20_270_000
 """Added to the seed of the episodes for the normaliser and the comparison, because training uses the seed itself."""
-LEAST_FINITE = 0.5
-"""Smallest share of episodes with a finite gradient."""
 CONTROLLER, SHIELDED, BARE = "plant controller", "policy behind the shield", "policy without the shield"
 
 
@@ -113,12 +113,19 @@ def learn(
         done = state.done
         if done:
             first, last = (done - plan.chunk) // plan.log_every, done // plan.log_every
-            _check(known.name, {name: float(curve[0, first:last].mean()) for name, curve in state.curves.items()})
+            means = {name: float(curve[0, first:last].mean()) for name, curve in state.curves.items()}
+            if reason := useless(known.name, means):
+                raise Refused(reason)
         if progress:
             progress(done, updates, "updates")
 
     fresh = init_population(learner, plant.spec, config, [Member(0, seed, {})])
-    trained = loop.train(learner, fresh, without_rows(plant.spec), plan, 1, report=report)
+    try:
+        trained = loop.train(learner, fresh, without_rows(plant.spec), plan, 1, limit=math.inf, report=report)
+    except FloatingPointError as error:
+        raise Refused(
+            f"no episode of {known.name} has a finite return: correct the simulator, or narrow the operating domain"
+        ) from error
     (policy,) = policies(learner, trained.population, setting.normaliser)
     composite = composite_of(policy.params, setting)
     jax.block_until_ready(composite)  # type: ignore[no-untyped-call]
@@ -136,20 +143,6 @@ def learn(
         draw_plant(plant, Path(staging) / "bundle" / "episode.png", seed, 1, shown)
         os.rename(Path(staging) / "bundle", folder)
     return Learned(known.name, digest, folder, compared, taken_over, EPISODES, seconds)
-
-
-def _check(plant: str, metrics: dict[str, float]) -> None:
-    """Check that the simulator's gradients are of use."""
-    if metrics["finite"] < LEAST_FINITE:
-        raise Refused(
-            f"only {metrics['finite']:.0%} of the episodes of {plant} have a finite gradient: make the simulator "
-            "smooth, or learn from logs with 'neorl retrain'"
-        )
-    if metrics["gradient"] == 0.0:
-        raise Refused(
-            f"the gradient of the return of {plant} by the actions is 0, as after rounding: make the simulator "
-            "smooth, or learn from logs with 'neorl retrain'"
-        )
 
 
 def _compared(

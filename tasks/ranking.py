@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.plants.base import rollouts
@@ -20,6 +22,7 @@ from tasks.references import KNOWN, Identification, Interval, Population, Ranked
 from tasks.simulate import domain_of, score
 from tasks.stages import cached
 from tasks.training.shielding import shield_of
+from tasks.tuning import check_returns
 
 if TYPE_CHECKING:
     from tasks.progress import Report
@@ -56,13 +59,26 @@ def rank(
         return np.asarray([score(plant.spec, ret) for ret in found.ret.astype(np.float64)]), int(found.violated.sum())
 
     tuned, tuned_violated = points(make_composite(plant, shield=shield_of(plant.spec, run.shield)))
+    check_returns(plant.spec.name, tuned)
     members = []
     for member in population.members:
         ours, violated = points(load_bundle(member.bundle.folder, member.bundle.digest, run.source)[1])
-        gain = paired_difference_interval(ours, tuned, run.evaluate.confidence)
-        value = mean_interval(ours, run.evaluate.confidence)
-        members.append(RankedMember(score=_interval(value), gain=_interval(gain), violated=violated))
+        members.append(_ranked(ours, tuned, violated, run.evaluate.confidence))
+    if not any(math.isfinite(member.gain.lower) for member in members):
+        raise Refused(
+            f"no member has a finite return in all {len(keys):,} episodes of {plant.spec.name}: correct the simulator, "
+            "or narrow certify.domain"
+        )
     return Ranking(members=tuple(members), tuned_violated=tuned_violated, episodes=len(keys))
+
+
+def _ranked(ours: np.ndarray, tuned: np.ndarray, violated: int, confidence: float) -> RankedMember:
+    """Return the rank of a member; NaN if a return is not finite, so that the member ranks last."""
+    if not np.isfinite(ours).all():
+        nothing = Interval(value=math.nan, lower=math.nan, upper=math.nan)
+        return RankedMember(score=nothing, gain=nothing, violated=violated)
+    gain = paired_difference_interval(ours, tuned, confidence)
+    return RankedMember(score=_interval(mean_interval(ours, confidence)), gain=_interval(gain), violated=violated)
 
 
 def _interval(found: bounds.Interval) -> Interval:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from configs.home import Home
 from configs.run import OpenedRun
@@ -23,6 +24,7 @@ from neorl_core.types import Params, Plant, PlantSpec
 from tasks.data.store import reader
 from tasks.data.store.episodes import Logs, read_logs
 from tasks.evaluation.departure import departure
+from tasks.evaluation.support import thinned
 from tasks.files.arrays import npz_bytes
 from tasks.files.canonical import digest_json, write_atomic
 from tasks.identify import simulator_of
@@ -54,6 +56,9 @@ SIMULATED_PLANTS = 32
 """Number of plants drawn from the domain. One more plant has the largest error of a signal with probability 1/33."""
 SIMULATED_ROWS, LONGEST_EPISODE = 2_048, 256
 """Largest number of held-out steps that each drawn plant replays, in total and in one episode."""
+
+COMPARED_ROWS = 1_000_000
+"""Logged rows with which the departure of the rollouts is measured, of training and of held-out episodes each."""
 
 ROLLOUT_SEED = 20_260_000
 """Added to the run's seed, because training and certification must not use the same random numbers."""
@@ -129,7 +134,7 @@ def simulate(
         if other != "candidate"
     }
     store = reader.StoredDataset.open(dataset.store, dataset.digest)
-    training, held_out = (read_logs(store, episodes) for episodes in store.split(run.data.held_out))
+    training, held_out = (read_logs(store, _spread(store, episodes)) for episodes in store.split(run.data.held_out))
     settings = [run.evaluate.model_dump(mode="json"), run.certify.domain, run.shield.model_dump(mode="json"), run.seed]
     compared = [dataset.digest, run.data.held_out, population.digest, evaluation.selected]
     compared += [champion.bundle and champion.bundle.digest]
@@ -160,6 +165,12 @@ def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> Contr
         fallback_share=float(np.sum(steps.handed_over) / np.sum(steps.alive)),
         least_margins=tuple(float(x) for x in np.min(result.min_margins, axis=0)),
     )
+
+
+def _spread(store: reader.StoredDataset, episodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return evenly spaced episodes with about COMPARED_ROWS rows, or all episodes of a smaller dataset."""
+    rows = int(np.diff(store.episodes)[episodes].sum())
+    return thinned(episodes, max(len(episodes) * COMPARED_ROWS // max(rows, 1), 1))
 
 
 def _steps(results: dict[str, EpisodeResult]) -> dict[str, Trajectory]:

@@ -59,5 +59,6 @@ def members(
         dataset = ingest(home, run.part("data"), logs, progress)
     with StageProgress("train") as progress:
         done = train_shares(home, run.for_training(), dataset, process, processes, progress)
-    lines = [f"trained {name}" for name in done] or ["nothing to train here: fewer members than machines"]
+    nothing = "nothing to train here: fewer members than machines, or only learners in the simulator"
+    lines = [f"trained {name}" for name in done] or [nothing]
     emit({"dataset": dataset.digest, "trained": done}, as_json, lines)

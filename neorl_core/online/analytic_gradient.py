@@ -124,7 +124,9 @@ def update(state: State, setting: Setting, key: PRNGKeyArray, protected: bool) -
     gradient, finite = bounded_mean(gradients)
     actor, optimiser = optimisers.step(state.actor, gradient, state.optimiser, jnp.asarray(setting.config.actor_lr))
     steep = jnp.max(jnp.stack([jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(gradient)]))
-    found = jax.tree.map(jnp.mean, metrics) | {"finite": finite, "gradient": steep}
+    # An episode that is not finite counts in `finite` only.
+    means = jax.tree.map(lambda x: jnp.mean(x, where=jnp.isfinite(x)), metrics)
+    found = means | {"finite": finite, "gradient": steep}
     return state._replace(actor=actor, optimiser=optimiser), found
 
 

@@ -19,11 +19,11 @@ from neorl_core.training import optimisers
 from neorl_core.training.preparation import LARGEST
 from neorl_core.types import Params, PlantSpec, Transition
 
-ABOVE_ZERO = frozenset({"huber", "tau", "temperature"})
+ABOVE_ZERO = frozenset({"huber", "tau", "temperature", "margin"})
 """Hyper-parameters that must be positive."""
 AT_LEAST_ZERO = frozenset(
     {"alpha", "beta", "noise", "noise_clip", "diversity", "penalty", "actor_penalty", "critic_penalty", "support"}
-    | {"actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr"}
+    | {"margin_weight", "actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr"}
 )
 """Hyper-parameters that must not be negative."""
 SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup"})

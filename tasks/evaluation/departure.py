@@ -31,7 +31,8 @@ def departure(
 ) -> Departure:
     """Compare the steps of controllers with logged steps.
 
-    A step is unlike the logs if its distance to every training step is larger than that of 99 % of held-out steps.
+    A step is unlike the logs if its distance to the training steps is larger than that of 99 % of held-out steps. The
+    distance is that to the nearest of some training steps that cover the others.
 
     Args:
         steps: trajectories by controller, (N, T, ...).
@@ -43,18 +44,27 @@ def departure(
     # A signal and an action may have the same name.
     names = (*spec.observation.names, *(f"action {name}" for name in spec.action.names))
     beyond = {
-        name: dict(zip(names, map(float, np.mean((rows < support.low) | (rows > support.high), axis=0)), strict=True))
+        # NaN is beyond every range.
+        name: dict(
+            zip(names, map(float, np.mean(~((rows >= support.low) & (rows <= support.high)), axis=0)), strict=True)
+        )
         for name, rows in taken.items()
     }
     shown = {"logs": thinned(steps_of(training)), **taken}
-    low, high = (edge(np.stack([edge(rows, axis=0) for rows in shown.values()]), axis=0) for edge in (np.min, np.max))
+    every = np.concatenate(list(shown.values()))
+    every = np.where(np.isfinite(every), every, np.nan)
+    low, high = np.nanmin(every, axis=0), np.nanmax(every, axis=0)
     edges = np.linspace(low, np.where(high > low, high, low + 1.0), BINS + 1, axis=1)
     arrays = {"edges": edges}
     for name, rows in shown.items():
-        counts = [np.histogram(rows[:, i], edges[i])[0] for i in range(len(names))]
+        finite = [rows[np.isfinite(rows[:, i]), i] for i in range(len(names))]
+        counts = [np.histogram(column, edge)[0] for column, edge in zip(finite, edges, strict=True)]
         arrays[name] = np.stack(counts) / len(rows)
     return Departure(
-        unlike={name: float(np.mean(~(distances(support, rows) <= near))) for name, rows in taken.items()},
+        unlike={
+            name: float(np.mean(~(distances(support, rows) <= near))) if np.isfinite(near) else np.nan
+            for name, rows in taken.items()
+        },
         beyond=beyond,
         steps=len(taken["candidate"]),
         histograms=write_atomic(folder / "departure.npz", npz_bytes(arrays)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ ROWS = 65_536
 
 
 Numbers = npt.NDArray[np.float64]
+Row = TypeVar("Row", bound=np.generic)
 
 
 class LoggedSupport(NamedTuple):
@@ -39,7 +40,7 @@ def steps_of(logs: Logs) -> Numbers:
     return np.concatenate([np.asarray(t.observation, np.float64), np.asarray(t.action, np.float64)], axis=1)
 
 
-def thinned(rows: npt.NDArray[np.floating], most: int = ROWS) -> npt.NDArray[np.floating]:
+def thinned(rows: npt.NDArray[Row], most: int = ROWS) -> npt.NDArray[Row]:
     """Return at most `most` evenly spaced rows."""
     return rows[:: -(-len(rows) // most)]
 

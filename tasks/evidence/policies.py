@@ -237,8 +237,7 @@ def check_met(
         if policy.most_unlike is not None and (departure is None or not departure <= policy.most_unlike):
             got = "was not compared with the logs" if departure is None else f"has {departure:.1%}"
             raise Refused(
-                f"the policy allows {policy.most_unlike:.1%} of steps unlike every logged step, but the candidate "
-                f"{got}: {cure}"
+                f"the policy allows {policy.most_unlike:.1%} of steps unlike the logs, but the candidate {got}: {cure}"
             )
     if fault := unmet_approval(policy, entry, approvals, at, used=used):
         raise Refused(f"{fault}: {cure}")

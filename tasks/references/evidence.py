@@ -101,7 +101,7 @@ class Evidence(Reference):
     fallback_share: float = 0.0
     """Share of rollout steps that the fallback decided."""
     departure: float | None = None
-    """Share of rollout steps unlike every logged step; None in early entries."""
+    """Share of rollout steps unlike the logs; None in early entries."""
     champion: Interval | None = None
     """Gain over the champion, by off-policy evaluation; None without a champion that has a policy."""
     champion_unsupported: str = ""

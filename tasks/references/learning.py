@@ -183,7 +183,9 @@ class Ranking(Reference):
         def key(index: int) -> tuple[bool, float]:
             member = self.members[index]
             lower = member.gain.lower
-            return member.violated <= self.tuned_violated, lower if math.isfinite(lower) else -math.inf
+            if not math.isfinite(lower):
+                return False, -math.inf
+            return member.violated <= self.tuned_violated, lower
 
         return max(among, key=key)
 
@@ -259,7 +261,8 @@ class Departure(Reference):
     """How far controllers leave the logs in their rollouts."""
 
     unlike: dict[str, float]
-    """Share of a controller's steps that are farther from every training step than 99 % of held-out steps."""
+    """Share of a controller's steps that are farther from the training steps than 99 % of held-out steps; NaN if there
+    are too few held-out steps."""
     beyond: dict[str, dict[str, float]]
     """Share of a controller's steps beyond the range of the training episodes, by signal or 'action NAME'."""
     steps: int

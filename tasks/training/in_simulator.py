@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,13 +14,14 @@ from configs.run import OpenedRun
 from neorl_core.online.learner import CHUNK, Setting, observe, without_rows
 from neorl_core.safety.shield import ShieldParams, envelope_of
 from neorl_core.training.loop import schedule
-from neorl_core.training.preparation import LARGEST
 from tasks.identify import simulator_of
 from tasks.models.plants.known import plant_of
 from tasks.references import Identification
 from tasks.training.data import TrainingData
 from tasks.training.shielding import shield_of
 
+LEAST_FINITE = 0.5
+"""Smallest share of episodes with a finite gradient."""
 OBSERVED_SEED = 20_270_000
 """Added to the run's seed for the episodes that determine the scale of a policy's inputs."""
 
@@ -45,5 +48,16 @@ def setting_of(run: OpenedRun, data: TrainingData, config: Any, identification: 
 def without_batches(run: OpenedRun, data: TrainingData, warm_up: int) -> TrainingData:
     """Return the training data of a learner that uses the logs only for the shield's range."""
     plan = schedule(run.train.updates, min(run.train.checkpoint_every, CHUNK), 1, warm_up)
-    scaling, rows = data.scaling._replace(limit=LARGEST), without_rows(plant_of(run).spec)
+    # Penalties and gradients may be large, because limits have any unit.
+    scaling, rows = data.scaling._replace(limit=math.inf), without_rows(plant_of(run).spec)
     return data._replace(plan=plan, scaling=scaling, streamed=False, open=lambda mesh: nullcontext(rows))
+
+
+def useless(plant: str, metrics: Mapping[str, float]) -> str | None:
+    """Return why a simulator's gradients are of no use, from the mean metrics of some updates; None if they are."""
+    smooth = "make the simulator smooth, or use an offline learner"
+    if metrics["finite"] < LEAST_FINITE:
+        return f"only {metrics['finite']:.0%} of the episodes of {plant} have a finite gradient: {smooth}"
+    if metrics["gradient"] == 0.0:
+        return f"the gradient of the return of {plant} by the actions is 0, as after rounding: {smooth}"
+    return None

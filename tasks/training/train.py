@@ -37,6 +37,7 @@ from tasks.references import (
     member_name,
 )
 from tasks.stages import cached
+from tasks.training.in_simulator import useless
 from tasks.training.placement import train_population, train_share
 from tasks.training.population import Diverged, TrainingRun, training_run
 from tasks.training.shielding import shield_of
@@ -153,7 +154,8 @@ def train_shares(
 
 def _left_out(learner: Learner, errors: SimulatorErrors) -> Diverged:
     """Return the reason why a learner is left out."""
-    signals = [name for name, error in errors.signals.items() if simulator_excess(error) > 1.0]
+    excess = {name: simulator_excess(error) for name, error in errors.signals.items()}
+    signals = [f"{name} ({found:.2f} of the allowed error)" for name, found in excess.items() if found > 1.0]
     return Diverged(
         f"{learner.title} was not trained, because the simulator mispredicts {', '.join(signals) or 'every signal'} of "
         "the held-out logs: correct its constants, estimate them under 'identify', or widen certify.domain"
@@ -189,6 +191,8 @@ def _trained(
             f"all {len(training.members)} members of {training.run.train.title} diverged: lower the learning rates in "
             "'train.hyperparameters'"
         )
+    if training.setting is not None:
+        _check_gradients(training, trained.state.curves)
     found = policies(training.algorithm, trained.state.population, training.normaliser)
     folder = training.home.folder("runs", training.run.plant, "populations", training.key)
     learner = TrainedLearner(
@@ -202,6 +206,14 @@ def _trained(
         isolation=algorithm_of(training.run.train).isolation,
     )
     return learner, [policy if good else None for policy, good in zip(found, sound, strict=True)]
+
+
+def _check_gradients(training: TrainingRun, curves: Mapping[str, np.ndarray]) -> None:
+    """Raise `Diverged` if the simulator's gradients were of no use in the last chunk of updates."""
+    last = training.data.plan.chunk // training.data.plan.log_every
+    reason = useless(training.run.plant, {name: float(curve[:, -last:].mean()) for name, curve in curves.items()})
+    if reason:
+        raise Diverged(f"{training.run.train.title} learned nothing, because {reason}")
 
 
 def _told(training: TrainingRun) -> Learning:

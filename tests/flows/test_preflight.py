@@ -47,6 +47,8 @@ def test_simulator_keys_are_rejected_for_log_only_plants(key: str, text: str, tm
         ("ships: best", "train.ships is best, which compares checkpoints by logs"),
         ("best_episodes: 0.5", "best_episodes is 0.5, which selects episodes of logs"),
         ("updates: 1", "the warm-up alone needs"),
+        ("hyperparameters: {margin: 0.0}", "margin of analytic_gradient must be above 0"),
+        ("grid: {margin_weight: [-1.0]}", "margin_weight of analytic_gradient must be at least 0"),
         ("hyperparameters: {episode: 9}", "unknown hyper-parameter 'episode' of analytic_gradient"),
     ],
 )

@@ -180,8 +180,8 @@ def test_champion_gate_without_comparable_champion_says_why() -> None:
 def test_unsupported_gain_over_champion_has_a_reason() -> None:
     nothing = evidence(champion=interval(NAN, NAN), champion_unsupported="too few", champion_rollouts=interval(1, 2))
     detail = (
-        "return per episode on the simulator against it +1.5, interval [+1, +2]; not supported by the held-out logs: "
-        "too few"
+        "return per episode on the simulator against the champion +1.5, interval [+1, +2]; not supported by the "
+        "held-out logs: too few"
     )
     assert gate_of("champion", nothing) == Gate(name="champion", passed=True, detail=detail)
     worse = nothing.model_copy(update={"champion_rollouts": interval(-2, -1)})

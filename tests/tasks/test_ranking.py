@@ -13,7 +13,7 @@ from configs.home import Home
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import composite_controller, make_composite
-from tasks.ranking import RANKING_SEED, rank
+from tasks.ranking import RANKING_SEED, _ranked, rank
 from tasks.references import Interval, RankedMember, Ranking
 from tests.small_data import PLANT, reactor_run
 from tests.tasks.test_simulate import never_trusted, policy, population
@@ -40,6 +40,14 @@ def test_the_best_member(members: list[RankedMember], tuned: int, best: int) -> 
     assert found.best(range(len(members))) == best
     others = [index for index in range(len(members)) if index != best]
     assert found.best(others) in others
+
+
+def test_a_member_whose_return_is_not_finite_ranks_last() -> None:
+    broken = _ranked(np.array([1.0, np.inf]), np.array([0.0, 0.0]), 0, 0.95)
+    worse = _ranked(np.array([-9.0, -8.0]), np.array([0.0, 0.0]), 2, 0.95)
+    assert math.isnan(broken.gain.lower)
+    assert worse.gain.value == pytest.approx(-8.5)
+    assert Ranking(members=(broken, worse), tuned_violated=0, episodes=2).best((0, 1)) == 1
 
 
 @pytest.mark.slow

@@ -172,6 +172,17 @@ def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
     np.testing.assert_allclose(state.curves["taken_over"][0], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
 
 
+def test_episodes_that_are_not_finite_count_in_their_share_only() -> None:
+    def step(key: Any, state: Any, action: Any, params: Any) -> tuple[Any, Timestep]:
+        state, now = _step(key, state, action, params)
+        return state, now._replace(reward=jnp.where(state[0][0] > 1.5, jnp.nan, now.reward))
+
+    found, _ = setting(LINEAR._replace(step=step), episodes=64, warm_up_updates=1)
+    curves = trained(found, 2).curves
+    assert np.isfinite(curves["score"]).all()
+    assert ((curves["finite"] > 0.6) & (curves["finite"] < 1)).all()
+
+
 def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
     learner = algorithm(setting(LINEAR)[0])
     usual, short = (configure(learner, {}, updates) for updates in (600, 100))

@@ -14,6 +14,7 @@ from tasks.data.store.episodes import Logs
 from tasks.evaluation.departure import QUANTILE, departure, distances
 from tasks.evaluation.support import logged_support, thinned
 from tasks.files.arrays import read_npz
+from tasks.pictures.departure import plot_departure
 from tasks.references import Departure
 
 SPEC = PlantSpec(
@@ -63,8 +64,19 @@ def test_shares_by_hand(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_not_numbers_are_unlike_the_logs(tmp_path: Path) -> None:
-    made = found(tmp_path, [0.0, np.nan], [0.0, 0.0], [True, True])
-    assert made.unlike["candidate"] == 0.5
+    made = found(tmp_path, [0.0, np.nan, np.inf], [0.0, 0.0, 0.0], [True, True, True])
+    assert made.unlike["candidate"] == pytest.approx(2 / 3)
+    assert made.beyond["candidate"] == {"x": pytest.approx(2 / 3), "action u": 0.0}
+    picture = plot_departure(tmp_path / "departure.png", SPEC, read_npz(made.histograms))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_too_few_held_out_steps_give_no_number(tmp_path: Path) -> None:
+    few = logs(np.zeros(90), np.zeros(90))
+    steps = {"candidate": trajectory(np.array([[50.0]]), np.array([[0.0]]), np.array([[True]]))}
+    made = departure(SPEC, logs(*np.random.default_rng(0).normal(size=(2, 500))), few, steps, 0, tmp_path)
+    assert np.isnan(made.unlike["candidate"])
+    assert Departure.model_validate_json(made.model_dump_json()).beyond == made.beyond
 
 
 def test_new_steps_of_the_same_distribution_are_like_the_logs(tmp_path: Path) -> None:

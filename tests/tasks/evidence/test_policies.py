@@ -100,7 +100,7 @@ def test_a_gate_that_the_policy_requires_must_have_passed(ledger: Ledger) -> Non
     ("departure", "said"),
     [
         (0.2, None),
-        (0.21, "the policy allows 20.0% of steps unlike every logged step, but the candidate has 21.0%"),
+        (0.21, "the policy allows 20.0% of steps unlike the logs, but the candidate has 21.0%"),
         (float("nan"), "the candidate has nan%"),
         (None, "the candidate was not compared with the logs"),
     ],

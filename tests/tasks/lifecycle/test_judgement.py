@@ -115,6 +115,15 @@ def test_a_candidate_that_is_champion_does_not_differ_from_it(trained: Trained) 
     assert names(judged(trained.found._replace(rollouts=alone))) == []
 
 
+@pytest.mark.parametrize(("share", "departure"), [(0.25, 0.25), (float("nan"), None)])
+def test_the_departure_is_evidence(trained: Trained, share: float, departure: float | None) -> None:
+    known = trained.found.rollouts.departure
+    assert known is not None
+    measured = known.model_copy(update={"unlike": {**known.unlike, "candidate": share}})
+    found = trained.found._replace(rollouts=trained.found.rollouts.model_copy(update={"departure": measured}))
+    assert judged(found).evidence.departure == departure
+
+
 def test_the_estimates_are_taken_from_their_own_fields(trained: Trained) -> None:
     found = trained.found
     by_logs = found.evaluation.model_copy(update={"champion_difference": WORSE})

@@ -22,8 +22,9 @@ from tasks.evaluation.model_based import fit_learned_model, logged_steps, window
 from tasks.files.provenance import modules_of
 from tasks.models.bundles.bundle import load_bundle
 from tasks.references import Dataset, Member, Placement, Population, SignalError, SimulatorErrors
+from tasks.training.in_simulator import useless
 from tasks.training.population import Diverged, train_members, training_run
-from tasks.training.train import _trained, keep_bundle, train
+from tasks.training.train import _check_gradients, _trained, keep_bundle, train
 from tests.small_data import PLANT, altered, reactor_dataset, reactor_run
 
 
@@ -366,6 +367,28 @@ def test_a_learner_in_the_simulator_is_trained_behind_the_shield_of_the_logs(
         for ours, theirs in zip(jax.tree.leaves(composite.shield), jax.tree.leaves(shield), strict=True):
             np.testing.assert_array_equal(ours, theirs)
     assert online.learners[0].placement.processes is False
+
+
+@pytest.mark.parametrize(
+    ("finite", "gradient", "said"),
+    [
+        (0.5, 1.0, None),
+        (0.49, 1.0, "only 49% of the episodes of tank have a finite gradient"),
+        (1.0, 0.0, "the gradient of the return of tank by the actions is 0"),
+    ],
+)
+def test_gradients_of_no_use(finite: float, gradient: float, said: str | None) -> None:
+    reason = useless("tank", {"finite": finite, "gradient": gradient})
+    assert reason is None if said is None else said in str(reason)
+
+
+@pytest.mark.slow
+def test_a_simulator_without_gradients_is_named(reference: Dataset, tmp_path: Path) -> None:
+    training = training_run(Home(tmp_path), reactor_run(**ONLINE_RUN), reference)
+    assert training.data.scaling.limit == np.inf
+    curves = {name: np.zeros((2, 4)) for name in ("finite", "gradient")}
+    with pytest.raises(Diverged, match="analytic_gradient learned nothing, because only 0% of the episodes"):
+        _check_gradients(training, curves)
 
 
 @pytest.mark.slow
