@@ -175,7 +175,7 @@ def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
 def test_episodes_that_are_not_finite_count_in_their_share_only() -> None:
     def step(key: Any, state: Any, action: Any, params: Any) -> tuple[Any, Timestep]:
         state, now = _step(key, state, action, params)
-        return state, now._replace(reward=now.reward * jnp.where(state[0][0] > 1.5, jnp.nan, 1.0))
+        return state, now._replace(reward=now.reward * jnp.where(state[0][0] > 1.2, jnp.nan, 1.0))
 
     found, _ = setting(LINEAR._replace(step=step), episodes=64, warm_up_updates=1)
     curves = trained(found, 2).curves
