@@ -258,6 +258,7 @@ def test_tasks_with_missing_files_run_again(
         "validate",
         "identify",
         "fallback",
+        "rank",
         "evaluate",
         "simulate",
         "validate_simulator",
