@@ -246,11 +246,11 @@ def vessel(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("vessel") / "project"
     shutil.copytree(ROOT / "tests" / "own_project", folder, ignore=shutil.ignore_patterns("__pycache__"))
     plant = folder / "plants" / "tank.py"
-    plant.write_text(plant.read_text().replace('name="tank"', 'name="vessel"'))
+    plant.write_text(plant.read_text().replace('name="tank"', 'name="basin"'))
     (folder / "run.yaml").write_text(f"plant: plants/tank.py\ntrain: {LEARNER}\n{LEARNING}")
     words = ("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", "logs.hdf5")
     made = run_in(services, folder, *words)
-    assert (made["exit"], made["plant"]) == (0, "vessel")
+    assert (made["exit"], made["plant"]) == (0, "basin")
     return folder
 
 
@@ -270,7 +270,7 @@ def test_a_policy_that_learns_in_a_users_simulator_becomes_champion(services: Se
     gates = {gate["name"]: gate["detail"] for gate in found["gates"]}
     assert "not supported by the held-out logs: the policy corrects the plant's controller" in gates["ope"]
     digest = found["champion"]["composite"]
-    bundle = services.home.root / "bundles" / "vessel" / digest[:24]
+    bundle = services.home.root / "bundles" / "basin" / digest[:24]
     assert load_bundle(bundle, digest, find_code("plants/tank.py", vessel))[1].correction is not None
     again = command("retrain", "run.yaml", "--data", "logs.hdf5")
     assert again["candidate"]["version"] == found["candidate"]["version"]
@@ -300,7 +300,7 @@ def test_a_simulator_that_rewards_what_no_log_shows_is_told_by_the_departure(
     found = {}
     for name, code in (("honest", source), ("wrong", wrong)):
         # A policy binds a plant's name to its simulator.
-        plant.write_text(code.replace('name="vessel"', f'name="{name}_vessel"'))
+        plant.write_text(code.replace('name="basin"', f'name="{name}_basin"'))
         config = f"plant: plants/tank.py\ntrain: {LEARNER}\n{LEARNING}"
         (folder / f"{name}.yaml").write_text(config)
         words = ("generate", "plants/tank.py", "--behaviour", "pid", "--episodes", "60", "--out", f"{name}.hdf5")
