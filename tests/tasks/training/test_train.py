@@ -427,7 +427,7 @@ def test_a_simulator_that_mispredicts_the_logs_teaches_nothing(
 ) -> None:
     wrong = SimulatorErrors(signals={"temperature": SignalError(logs=9.0, domain=1.0, spread=1.0)})
     run = reactor_run(**ONLINE_RUN)
-    with pytest.raises(Refused, match="was not trained, because the simulator mispredicts temperature of"):
+    with pytest.raises(Refused, match=r"the simulator mispredicts temperature \(7\.14 of the allowed error\) of"):
         train(Home(tmp_path), run, reference, simulator=wrong)
     both = run.model_copy(update={"train": run.train.model_copy(update={"beside": [reactor_run().train]})})
     found = train(Home(tmp_path), both, reference, simulator=wrong)
