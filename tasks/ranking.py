@@ -12,14 +12,13 @@ from configs.errors import Refused
 from configs.home import Home
 from configs.run import OpenedRun
 from neorl_core.plants.base import rollouts
-from neorl_core.safety import bounds
 from neorl_core.safety.bounds import mean_interval, paired_difference_interval
 from neorl_core.safety.composite import Composite, composite_controller, make_composite
 from tasks.identify import simulator_of
 from tasks.models.bundles.bundle import load_bundle
 from tasks.models.plants.known import plant_of
 from tasks.references import KNOWN, Identification, Interval, Population, RankedMember, Ranking
-from tasks.simulate import domain_of, score
+from tasks.simulate import as_interval, domain_of, score
 from tasks.stages import cached
 from tasks.training.shielding import shield_of
 from tasks.tuning import check_returns
@@ -78,8 +77,4 @@ def _ranked(ours: np.ndarray, tuned: np.ndarray, violated: int, confidence: floa
         nothing = Interval(value=math.nan, lower=math.nan, upper=math.nan)
         return RankedMember(score=nothing, gain=nothing, violated=violated)
     gain = paired_difference_interval(ours, tuned, confidence)
-    return RankedMember(score=_interval(mean_interval(ours, confidence)), gain=_interval(gain), violated=violated)
-
-
-def _interval(found: bounds.Interval) -> Interval:
-    return Interval(value=float(found.value), lower=float(found.lower), upper=float(found.upper))
+    return RankedMember(score=as_interval(mean_interval(ours, confidence)), gain=as_interval(gain), violated=violated)

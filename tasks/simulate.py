@@ -129,7 +129,7 @@ def simulate(
         if progress:
             progress(len(results), len(composites), "controllers")
     differences = {
-        other: _interval(paired_difference_interval(results["candidate"].ret, results[other].ret, confidence))
+        other: as_interval(paired_difference_interval(results["candidate"].ret, results[other].ret, confidence))
         for other in results
         if other != "candidate"
     }
@@ -149,7 +149,8 @@ def simulate(
     )
 
 
-def _interval(found: bounds.Interval) -> Interval:
+def as_interval(found: bounds.Interval) -> Interval:
+    """Return an interval of the core as a reference."""
     return Interval(value=float(found.value), lower=float(found.lower), upper=float(found.upper))
 
 
@@ -157,7 +158,7 @@ def _summary(spec: PlantSpec, result: EpisodeResult, confidence: float) -> Contr
     steps = result.trajectory
     assert steps is not None
     return ControllerRollouts(
-        returns=_interval(mean_interval(result.ret, confidence)),
+        returns=as_interval(mean_interval(result.ret, confidence)),
         score=score(spec, float(np.mean(result.ret))),
         violated=int(np.sum(result.violated)),
         episodes=int(result.ret.size),

@@ -325,9 +325,8 @@ def _lowered(functions: list[Callable[..., Any]], types: Any, platform: str) -> 
             exported = export.export(jax.jit(lambda *given: [f(*given) for f in accepted]), platforms=(platform,))(
                 *operands
             )
-        # JAX has no such function for the platform, or cannot store it.
         except (NotImplementedError, ValueError):
-            return
+            return  # JAX cannot lower such a call for the platform, so no operation may equal it
     with mlir.make_ir_context(), mlir.ir.Location.unknown():
         for inner in exported.mlir_module(serialized=False).body:
             for operation, _ in _inside(inner.operation):
@@ -337,7 +336,6 @@ def _lowered(functions: list[Callable[..., Any]], types: Any, platform: str) -> 
 def _accepts(function: Callable[..., Any], operands: list[Any]) -> bool:
     try:
         jax.eval_shape(function, *operands)
-    # JAX rejects operands by errors of many classes.
-    except Exception:
-        return False
+    except (TypeError, ValueError, NotImplementedError):
+        return False  # JAX does not make this call for these operands; `impurity` reports any other error
     return True

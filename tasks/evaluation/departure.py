@@ -43,13 +43,11 @@ def departure(
     taken = {name: thinned(_alive(found), STEPS) for name, found in steps.items()}
     # A signal and an action may have the same name.
     names = (*spec.observation.names, *(f"action {name}" for name in spec.action.names))
-    beyond = {
+    beyond = {}
+    for name, rows in taken.items():
         # NaN is beyond every range.
-        name: dict(
-            zip(names, map(float, np.mean(~((rows >= support.low) & (rows <= support.high)), axis=0)), strict=True)
-        )
-        for name, rows in taken.items()
-    }
+        outside = ~((rows >= support.low) & (rows <= support.high))
+        beyond[name] = dict(zip(names, map(float, outside.mean(axis=0)), strict=True))
     shown = {"logs": thinned(steps_of(training)), **taken}
     every = np.concatenate(list(shown.values()))
     every = np.where(np.isfinite(every), every, np.nan)

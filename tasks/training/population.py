@@ -17,7 +17,6 @@ from configs.run import Evaluate, OpenedRun, Train
 from neorl_core.networks import Normaliser
 from neorl_core.online import LEARNERS
 from neorl_core.online.learner import Setting
-from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import sharding
 from neorl_core.training.loop import RunState, TrainingRows, on_host, train
 from neorl_core.training.population import (
@@ -42,7 +41,7 @@ from tasks.models.user_code.algorithms import algorithm_of
 from tasks.references import KNOWN, Dataset, Identification, Reference
 from tasks.training.checkpointing import Checkpointing, one_at_a_time
 from tasks.training.data import TrainingData, mesh_for, training_data
-from tasks.training.in_simulator import setting_of, shield_around, without_batches
+from tasks.training.in_simulator import setting_of, without_batches
 from tasks.training.start import with_start
 
 if TYPE_CHECKING:
@@ -95,11 +94,6 @@ class TrainingRun(NamedTuple):
     def normaliser(self) -> Normaliser:
         """Scale of the policy's inputs and actions."""
         return self.setting.normaliser if self.setting else self.data.scaling.normaliser
-
-    @property
-    def shield(self) -> ShieldParams:
-        """Shield that hands over outside the range of the learner's rows."""
-        return shield_around(self.run, self.data)
 
     @property
     def key(self) -> str:

@@ -37,7 +37,7 @@ from tasks.references import (
     member_name,
 )
 from tasks.stages import cached
-from tasks.training.in_simulator import useless
+from tasks.training.in_simulator import shield_around, useless
 from tasks.training.placement import train_population, train_share
 from tasks.training.population import Diverged, TrainingRun, training_run
 from tasks.training.shielding import shield_of
@@ -253,7 +253,7 @@ def _kept(training: TrainingRun, policy: Policy, protection: Bundle | None, iden
         alone: Composite = load_bundle(protection.folder, protection.digest, plant.source)[1]
         composite = alone._replace(policy=policy)
     else:
-        composite = make_composite(simulator_of(plant, identification), policy, training.shield)
+        composite = make_composite(simulator_of(plant, identification), policy, shield_around(run, training.data))
     return keep_bundle(training.home, composite._replace(history=observed_spec(run).history), plant)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.run import OpenedRun
 from neorl_core.algorithms import ALGORITHMS
 from neorl_core.networks import policy_act
 from neorl_core.plants import PLANTS
@@ -143,17 +144,23 @@ class _Killed(Exception):
     """Stands for SIGKILL: nothing of ours catches it."""
 
 
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
-    reference: Dataset, undisturbed: Population, tmp_path: Path
-) -> None:
+def kill_training(home: Home, run: OpenedRun, reference: Dataset) -> None:
+    """Train, and stop after the first checkpoint."""
+
     def die(done: int, *_: Any) -> None:
         if done > 0:
             raise _Killed
 
-    home, told = Home(tmp_path), []
     with pytest.raises(_Killed):
-        train(home, reactor_run(), reference, die)
+        train(home, run, reference, die)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_from_its_checkpoint(
+    reference: Dataset, undisturbed: Population, tmp_path: Path
+) -> None:
+    home, told = Home(tmp_path), []
+    kill_training(home, reactor_run(), reference)
     found = train(home, reactor_run(), reference, lambda done, *_: told.append(done))
     assert told[0] == 20
     assert found.digest == undisturbed.digest
@@ -395,13 +402,8 @@ def test_a_simulator_without_gradients_is_named(reference: Dataset, tmp_path: Pa
 def test_a_killed_training_in_the_simulator_resumes_to_the_bit(
     online: Population, reference: Dataset, tmp_path: Path
 ) -> None:
-    def die(done: int, *_: Any) -> None:
-        if done > 0:
-            raise _Killed
-
     home, told = Home(tmp_path), []
-    with pytest.raises(_Killed):
-        train(home, reactor_run(**ONLINE_RUN), reference, die)
+    kill_training(home, reactor_run(**ONLINE_RUN), reference)
     found = train(home, reactor_run(**ONLINE_RUN), reference, lambda done, *_: told.append(done))
     assert told == [2, 4]
     assert found.digest == online.digest
