@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.errors import Refused
 from neorl_core.training.loop import RunState
-from tasks.files.canonical import exclusive
+from tasks.files.canonical import exclusive, read_json, write_json
 from tasks.models.bundles.checkpoints import Checkpoints
 
 if TYPE_CHECKING:
@@ -41,6 +41,26 @@ def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
         print(f"  train: waits for another training in {folder}", file=sys.stderr, flush=True)
 
     return exclusive(folder / "lock", held)
+
+
+def keep_programs(path: Path, programs: Mapping[str, str]) -> None:
+    """Add the digests of a training's programs to a file, so that a resumed training has to use the same programs.
+
+    Args:
+        path: JSON file, which is created if missing.
+        programs: digest of each program, by the digest of the request for it.
+
+    Raises:
+        Refused: if a program differs from an earlier one of the same training.
+    """
+    kept = read_json(path) if path.exists() else {}
+    if any(kept.get(name, digest) != digest for name, digest in programs.items()):
+        raise Refused(
+            "the algorithm gives other programs than when this training began, so it depends on more than its source "
+            "(clock, random numbers, process or version of JAX): remove the dependence, and train again"
+        )
+    if not programs.keys() <= kept.keys():
+        write_json(path, kept | dict(programs))
 
 
 class Checkpointing:

@@ -72,7 +72,7 @@ def algorithm_of_code(code: UserCode) -> KnownAlgorithm:
         BadInput: if the algorithm violates the contract, or has the name of a built-in algorithm.
         Refused: if the code has changed.
     """
-    algorithm, isolation = isolated_algorithm(code)
+    isolated = isolated_algorithm(code)
     tree = tree_of(code)
     reached = (name for name in modules_of(code.module, tree=tree) if tree.file(name) is None)
-    return KnownAlgorithm(algorithm, tuple(reached), code, isolation)
+    return KnownAlgorithm(isolated.algorithm, tuple(reached), code, isolated.isolation, isolated.programs)

@@ -245,11 +245,18 @@ class _Lowered(NamedTuple):
     result: list[Any]
 
 
-def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
-    """Check a user's algorithm in its process.
+class Isolated(NamedTuple):
+    """A user's algorithm that runs by the programs of its process."""
 
-    Returns:
-        An algorithm that calls the programs of the process, and the restrictions of the process.
+    algorithm: Algorithm
+    isolation: str
+    """Restrictions of the process."""
+    programs: Callable[[], dict[str, str]]
+    """Return the digest of each program that the process has lowered so far, by the digest of the request."""
+
+
+def isolated_algorithm(code: UserCode) -> Isolated:
+    """Check a user's algorithm in its process.
 
     Raises:
         BadInput: if the algorithm violates the contract.
@@ -370,7 +377,11 @@ def isolated_algorithm(code: UserCode) -> tuple[Algorithm, str]:
         usual_updates=answer.usual_updates,
         discrete=answer.discrete,
     )
-    return algorithm, isolation
+
+    def programs() -> dict[str, str]:
+        return {sha256_hex(name.encode()): found.program.digest for name, found in list(known.items())}
+
+    return Isolated(algorithm, isolation, programs)
 
 
 def _batched(

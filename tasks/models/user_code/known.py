@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from neorl_core.algorithms import ALGORITHMS
@@ -24,6 +25,8 @@ class KnownAlgorithm(NamedTuple):
     """Code of the algorithm; None if built in."""
     isolation: str = ""
     """Restrictions of the process that executes the code; empty if built in."""
+    programs: Callable[[], dict[str, str]] = dict
+    """Return the digests of the programs that the code has been lowered to; none if built in."""
 
     def sources(self, *modules: str) -> str:
         """Return one digest of the algorithm's code, the given built-in modules, and all that they import."""

@@ -14,6 +14,7 @@ import pytest
 
 from configs.errors import BadInput, Refused
 from configs.home import Home
+from configs.run import OpenedRun
 from neorl_core.fit import FitResult, fit
 from neorl_core.safety.program import ImpureProgram, check_pure
 from neorl_core.training.population import Algorithm
@@ -317,27 +318,49 @@ class Killed(Exception):
     """Ends a training after a checkpoint."""
 
 
-@pytest.mark.slow
-def test_a_stopped_training_resumes_bit_for_bit(project: Path, tmp_path: Path) -> None:
+def opened_run(project: Path) -> OpenedRun:
+    """Return a run of the project's algorithm with a checkpoint every 10 of 40 updates."""
     settings = {"algorithm": FILE, "updates": 40, "checkpoint_every": 10, "hyperparameters": {"hidden": [8]}}
     run = reactor_run(train=settings)
-    opened = run.model_copy(update={"train": opened_learner(run.train, project)})
+    return run.model_copy(update={"train": opened_learner(run.train, project)})
 
-    def stop(done: int, *_: object) -> None:
-        if done == 20:
-            raise Killed
 
+def stop(done: int, *_: object) -> None:
+    if done == 20:
+        raise Killed
+
+
+def forget() -> None:
+    """Forget everything that a new process of NeoRL does not have: the isolated process and compiled programs."""
+    isolated.end_process()
+    algorithm_of_code.cache_clear()
+    jax.clear_caches()
+
+
+@pytest.mark.slow
+def test_a_stopped_training_resumes_bit_for_bit(project: Path, tmp_path: Path) -> None:
+    opened = opened_run(project)
     homes = [Home(tmp_path / name) for name in ("whole", "stopped")]
     datasets = [reactor_dataset(home, tmp_path, 0.1) for home in homes]
     whole = train(homes[0], opened, datasets[0])
     with pytest.raises(Killed):
         train(homes[1], opened, datasets[1], stop)
-    # A new process of NeoRL has a new isolated process and nothing compiled.
-    isolated.end_process()
-    algorithm_of_code.cache_clear()
-    jax.clear_caches()
+    forget()
     told: list[int] = []
     resumed = train(homes[1], opened, datasets[1], lambda done, *_: told.append(done))
     assert told[0] == 20
     assert [member.bundle.digest for member in resumed.members] == [member.bundle.digest for member in whole.members]
     assert resumed.learners[0].isolation == whole.learners[0].isolation != ""
+
+
+@pytest.mark.slow
+def test_a_resumed_training_refuses_other_programs(project: Path, tmp_path: Path) -> None:
+    text, scaled = (project / FILE).read_text(), LOSS.replace("jnp.mean", "(1 + time.time_ns() % 997) * jnp.mean", 1)
+    (project / FILE).write_text(text.replace(LOSS, f"    import time\n{scaled}"))
+    opened, home = opened_run(project), Home(tmp_path / "home")
+    dataset = reactor_dataset(home, tmp_path, 0.1)
+    with pytest.raises(Killed):
+        train(home, opened, dataset, stop)
+    forget()
+    with pytest.raises(Refused, match="gives other programs than when this training began"):
+        train(home, opened, dataset)
