@@ -54,11 +54,13 @@ def keep_programs(path: Path, programs: Mapping[str, str]) -> None:
         Refused: if a program differs from an earlier one of the same training.
     """
     kept = read_json(path) if path.exists() else {}
-    if any(kept.get(name, digest) != digest for name, digest in programs.items()):
-        raise Refused(
-            "the algorithm gives other programs than when this training began, so it depends on more than its source "
-            "(clock, random numbers, process or version of JAX): remove the dependence, and train again"
-        )
+    for name, digest in programs.items():
+        if (before := kept.get(name, digest)) != digest:
+            raise Refused(
+                f"the algorithm gives program {digest[:12]} instead of {before[:12]}, which this training began with, so "
+                "it depends on more than its source (clock, random numbers, process or version of JAX): remove the "
+                "dependence, and train again"
+            )
     if not programs.keys() <= kept.keys():
         write_json(path, kept | dict(programs))
 

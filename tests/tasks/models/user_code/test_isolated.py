@@ -362,5 +362,5 @@ def test_a_resumed_training_refuses_other_programs(project: Path, tmp_path: Path
     with pytest.raises(Killed):
         train(home, opened, dataset, stop)
     forget()
-    with pytest.raises(Refused, match="gives other programs than when this training began"):
+    with pytest.raises(Refused, match="which this training began with"):
         train(home, opened, dataset)
