@@ -57,7 +57,7 @@ def keep_programs(path: Path, programs: Mapping[str, str]) -> None:
     for name, digest in programs.items():
         if (before := kept.get(name, digest)) != digest:
             raise Refused(
-                f"the algorithm gives program {digest[:12]} instead of {before[:12]}, which this training began with, so "
+                f"the algorithm gives program {digest[:12]} instead of {before[:12]}, which this training began with: "
                 "it depends on more than its source (clock, random numbers, process or version of JAX): remove the "
                 "dependence, and train again"
             )
