@@ -137,6 +137,17 @@ class Controller(NamedTuple):
     """(params, controller state, observation, applied) -> (controller state, action)."""
 
 
+class SetPoints(NamedTuple):
+    """Set points of a plant's controller that a policy may move. Levels, targets and table entries are set points."""
+
+    names: tuple[str, ...]
+    units: tuple[str, ...]
+    reach: tuple[float, ...]
+    """(K,), largest shift of each set point, in its unit."""
+    shifted: Callable[[Params, Float[Array, " K"]], Params]
+    """(parameters of the controller, shift) -> parameters with shifted set points; equal to the given ones at 0."""
+
+
 class AgentView(NamedTuple):
     """Components of the plant's observation and action that belong to one agent."""
 
@@ -197,6 +208,8 @@ class Plant(NamedTuple):
     """Agents that control the plant together, such as inverters on a feeder; empty for a single controller."""
     drawn: tuple[Panel, ...] = ()
     """Panels of episode plots; if empty, `panels.make_panels` derives them from names of signals and limits."""
+    set_points: SetPoints | None = None
+    """Set points of the fallback that a learned policy moves; None if the policy corrects the fallback's action."""
 
 
 class Process(NamedTuple):

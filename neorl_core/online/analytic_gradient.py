@@ -1,8 +1,8 @@
 """Analytic policy gradient: differentiate the return of whole episodes by the weights of the policy.
 
 The gradient passes through reward, plant and policy (SVG(inf) of Heess et al. 2015, arXiv 1510.09142, on the simulator
-itself). The policy observes the action and the state of the plant's controller, and corrects the action, so it starts
-about as good as the controller. The first updates run the policy without the shield. The last updates run the
+itself). The policy observes the action and the state of the plant's controller, and moves its action or set points, so
+it starts about as good as the controller. The first updates run the policy without the shield. The last updates run the
 composite, so that the gradient passes through the shield's choices and the policy learns to keep control. Every update
 simulates new episodes of the operating domain.
 """
@@ -61,9 +61,9 @@ class State(NamedTuple):
 
 
 def init(key: PRNGKeyArray, setting: Setting) -> State:
-    """Return the initial training state: an actor that hardly corrects the plant's controller."""
-    plant, shield, normaliser, config = setting
-    actor = actor_init(key, len(normaliser.mean), plant.spec.action.size, config.hidden)
+    """Return the initial training state: an actor that hardly moves the plant's controller."""
+    _, shield, normaliser, config = setting
+    actor = actor_init(key, len(normaliser.mean), len(normaliser.action_half_range), config.hidden)
     last = f"Dense_{len(config.hidden)}"
     actor = actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}
     return State(actor, optimisers.init(config.recipe, actor), hyperparameters(config), shield, normaliser)

@@ -1,4 +1,7 @@
-"""The interface of learners that learn in a simulator. Their policies correct the action of the plant's controller."""
+"""The interface of learners that learn in a simulator. Their policies move the plant's controller.
+
+The policy moves the set points of the controller if the plant declares set points, and its action otherwise.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ class Learner(NamedTuple):
 
 
 def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
-    """Run the plant's controller over the operating domain, and return the normaliser of a policy that corrects it."""
+    """Run the plant's controller over the operating domain, and return the normaliser of a policy that moves it.
+
+    The action of the normaliser is the shift of the set points, if the plant declares set points.
+    """
     keys = jax.random.split(key, OBSERVED)
     seen = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain, trace=True).trajectory
     assert seen is not None
@@ -52,6 +58,9 @@ def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
     rows = np.asarray(rows)[np.asarray(seen.alive)].astype(np.float64)
     mean, deviation = rows.mean(0), rows.std(0)
     low, high = (np.asarray(bound) for bound in plant.spec.action[2:])
+    if plant.set_points is not None:
+        high = np.asarray(plant.set_points.reach)
+        low = -high
     scale = np.where(varies(mean, deviation), deviation, 1.0)
     found = mean, scale, (low + high) / 2, (high - low) / 2
     return Normaliser(*(jnp.asarray(x, jnp.float32) for x in found))
@@ -75,8 +84,14 @@ def _inputs(plant: Plant, observations: Float[Array, "N T O"], actions: Float[Ar
 
 
 def composite_of(actor: Params, setting: Setting) -> Composite:
-    """Return the composite of an actor, which moves the controller's action by at most half of the action's range."""
+    """Return the composite of an actor.
+
+    The actor moves the set points of the controller by at most their `reach`. If the plant declares no set points, the
+    actor moves the controller's action by at most half of the action's range.
+    """
     policy, reach = Policy(actor, setting.normaliser), setting.normaliser.action_half_range
+    if setting.plant.set_points is not None:
+        return make_composite(setting.plant, policy, setting.shield, shift=reach)
     return make_composite(setting.plant, policy, setting.shield, correction=reach)
 
 

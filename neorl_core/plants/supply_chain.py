@@ -13,7 +13,7 @@ shipments of 3, 5 and 10 periods ago arrive, and customers are served. Unmet dem
 | STORAGE, UNMET_LIMIT | ours |
 
 The model is or-gym's game: orders are rounded down to whole goods, lead times are constant, and demand is independent
-between periods.
+between periods. Gradients pass the rounding of orders unchanged, and so are not those of the rounded orders.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from neorl_core.plants.base import AnyArray, Scalar, clip_to, two_sided_margin
-from neorl_core.types import AgentView, Clock, Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import AgentView, Clock, Constraint, Controller, Plant, PlantSpec, SetPoints, Space, Timestep
 
 HORIZON = 30
 STAGES = ("retailer", "distributor", "producer")
@@ -133,6 +133,19 @@ def arriving(under_way: Float[AnyArray, "*n 18"]) -> Float[Array, "*n 3"]:
     return jnp.stack([under_way[..., last - UNDER_WAY] for last in LAST], axis=-1)
 
 
+@jax.custom_jvp
+def whole(goods: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Return goods rounded down to whole units, with the derivative 1 of unrounded goods.
+
+    The true derivative is 0 almost everywhere, and says nothing about larger changes (straight-through estimator of
+    Bengio et al. 2013, arXiv 1308.3432).
+    """
+    return jnp.floor(goods)
+
+
+whole.defjvps(lambda along, rounded, goods: along)
+
+
 Up = float | Float[Array, " 3"]
 """For each stage: 1 if its supplier can ship in the period, else 0."""
 
@@ -142,10 +155,11 @@ def advance(state: State, orders: Float[Array, " 3"], demand: Float[Array, ""], 
 
     Args:
         orders: (3,), orders of the stages [units], rounded down; capacity and stock of suppliers limit the shipments.
+            The derivative by the orders is that of unrounded orders (`whole`).
         up: (3,), 1 if the stage's supplier can ship, else 0.
     """
     waiting = params.backlog * state.unmet
-    ordered = jnp.floor(jnp.maximum(orders, 0.0)) + waiting[1:]
+    ordered = whole(jnp.maximum(orders, 0.0)) + waiting[1:]
     # Only the maker's capacity limits the producer's orders.
     available = jnp.append(state.stock[1:], jnp.inf)
     shipment = up * jnp.minimum(jnp.minimum(ordered, jnp.asarray(CAPACITIES, ordered.dtype)), available)
@@ -309,6 +323,14 @@ def _order(
 base_stock = Controller(lambda params, observation: (), _order)
 """Each stage orders the target minus its echelon position (Clark and Scarf 1960), at most the supplier's stock."""
 
+SET_POINTS = SetPoints(
+    names=tuple(f"{name}_level" for name in STAGES),
+    units=("1",) * 3,
+    reach=(40.0,) * 3,
+    shifted=lambda params, shift: params._replace(levels=tuple(params.levels[i] + shift[i] for i in range(3))),
+)
+"""The reach covers the demand of two mean periods."""
+
 BACKLOG = BaseStockParams(levels=(80.0, 220.0, 468.0), backlog=1.0)
 LOST_SALES = BaseStockParams(levels=(87.0, 205.0, 411.0), backlog=0.0)
 """Or-gym's levels if unmet demand waits, and if unmet demand is lost."""
@@ -339,4 +361,5 @@ PLANT = Plant(
     found_params=BACKLOG,
     idle=(18.0, 19.0, 19.0),
     agents=tuple(_view(i) for i in range(3)),
+    set_points=SET_POINTS,
 )

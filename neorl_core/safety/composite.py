@@ -47,6 +47,14 @@ class Composite(NamedTuple):
     correction: Float[Array, " A"] | None = None
     """Largest correction of the fallback's action, in the action's unit; None if the policy gives the whole action.
     The network of a policy that corrects observes `correction_inputs`, and gives a share of this number."""
+    shift: Float[Array, " K"] | None = None
+    """Largest shift of each of the plant's `set_points`, in its unit; None if the policy moves no set points. The
+    network observes `correction_inputs`, and gives a share of this number."""
+
+    @property
+    def moves_fallback(self) -> bool:
+        """Whether the policy moves the fallback's action or set points, and so has no action without the fallback."""
+        return self.correction is not None or self.shift is not None
 
 
 class PolicyState(NamedTuple):
@@ -72,6 +80,7 @@ def make_composite(
     shield: ShieldParams | None = None,
     history: History | None = None,
     correction: Float[Array, " A"] | None = None,
+    shift: Float[Array, " K"] | None = None,
 ) -> Composite:
     """Combine a policy with the plant's fallback and nominal model; all leaves are arrays.
 
@@ -80,10 +89,11 @@ def make_composite(
         shield: the shield; `default_shield` if None.
         history: earlier values that the policy observes.
         correction: largest correction (A,) of the fallback's action; None if the policy gives the whole action.
+        shift: largest shift (K,) of the plant's set points; None if the policy moves no set points.
     """
     shield = default_shield(plant.spec) if shield is None else shield
     fallback, model = jax.tree.map(lambda x: jnp.asarray(x), (plant.fallback_params, plant.params))
-    return Composite(policy, shield, fallback, model, history, correction)
+    return Composite(policy, shield, fallback, model, history, correction, shift)
 
 
 def correction_inputs(seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]) -> Float[Array, " I"]:
@@ -97,14 +107,36 @@ def correction_inputs(seen: Float[Array, " S"], memory: Params, command: Float[A
     return jnp.concatenate(parts)
 
 
-def _corrected(
-    composite: Composite, seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]
-) -> Float[Array, " A"]:
-    """Return the fallback's action, moved by the policy by at most `composite.correction`."""
+class _Answer(NamedTuple):
+    """Answer of the fallback to an observation."""
+
+    before: Params
+    """State of the fallback before the observation."""
+    observation: Float[Array, " O"]
+    applied: Float[Array, " A"]
+    memory: Params
+    """State of the fallback after the observation."""
+    command: Float[Array, " A"]
+    """Action of the fallback, finite and within the bounds."""
+
+
+def _moved(
+    plant: Plant | Process, composite: Composite, seen: Float[Array, " S"], answer: _Answer
+) -> tuple[Params, Float[Array, " A"]]:
+    """Return the state and the action of the fallback, with the action or the set points moved by the policy.
+
+    Shifted set points change the state, because an integral follows the error from the shifted set point.
+    """
     assert composite.policy is not None
-    assert composite.correction is not None
-    share = preferences(composite.policy, correction_inputs(seen, memory, command))
-    return jnp.clip(command + composite.correction * share, composite.shield.action_low, composite.shield.action_high)
+    share = preferences(composite.policy, correction_inputs(seen, answer.memory, answer.command))
+    if composite.correction is not None:
+        low, high = composite.shield.action_low, composite.shield.action_high
+        return answer.memory, jnp.clip(answer.command + composite.correction * share, low, high)
+    assert isinstance(plant, Plant)
+    assert plant.set_points is not None
+    assert composite.shift is not None
+    params = plant.set_points.shifted(composite.fallback, composite.shift * share)
+    return plant.fallback.act(params, answer.before, answer.observation, answer.applied)
 
 
 def _all_finite(tree: Params) -> Bool[Array, ""]:
@@ -211,7 +243,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     Args:
         plant: supplies the prediction model and the fallback; log-only plants use the composite's fallback.
         propose: function (`Composite.policy`, observation) -> action; must be `policy_act` for discrete actions. Not
-            used by a composite with a `correction`, which moves the fallback's action.
+            used by a composite with a `correction` or a `shift`, which moves the fallback's action or set points.
 
     Returns:
         The controller. Equal arguments return the same object, so that compiled programs are reused.
@@ -241,8 +273,8 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         readable = jnp.all(jnp.isfinite(observation))
 
         # After a non-finite first observation the memory is invalid: restart it.
-        memory = _choose(_all_finite(state.fallback), state.fallback, fallback.init(composite.fallback, observation))
-        memory, command = fallback.act(composite.fallback, memory, observation, applied)
+        before = _choose(_all_finite(state.fallback), state.fallback, fallback.init(composite.fallback, observation))
+        memory, command = fallback.act(composite.fallback, before, observation, applied)
         safe = limit_action(shield, jnp.where(jnp.isfinite(command), command, applied), applied, since)
 
         if composite.policy is None:
@@ -250,20 +282,25 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
         else:
             stacked = _with_history(composite, state, observation, applied)
             seen = () if composite.history is None else stacked
-            trusted = partial(_trusted, plant, composite, memory, observation, state.handed_over)
+            kept = memory
+            trusted = partial(_trusted, plant, composite)
             if shield.dwell is not None:
-                chosen, sound = _best_choice(composite, stacked, applied, since, trusted)
+                choose = partial(trusted, memory, observation, state.handed_over)
+                chosen, sound = _best_choice(composite, stacked, applied, since, choose)
             else:
-                if composite.correction is None:
-                    proposed = propose(composite.policy, stacked)
+                if composite.moves_fallback:
+                    answer = _Answer(before, observation, applied, memory, _finite_action(shield, command))
+                    kept, proposed = _moved(plant, composite, stacked, answer)
                 else:
-                    proposed = _corrected(composite, stacked, memory, _finite_action(shield, command))
+                    proposed = propose(composite.policy, stacked)
                 finite = jnp.all(jnp.isfinite(proposed))
                 chosen = limit_action(shield, jnp.where(finite, proposed, applied), applied)
-                sound = finite & trusted(chosen, ())
+                sound = finite & trusted(kept, observation, state.handed_over, chosen, ())
             handed_over = ~(sound & (~state.handed_over | (state.held >= shield.hold)))
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, chosen)
+            if composite.shift is not None:
+                memory = _choose(handed_over, memory, kept)
 
         following = PolicyState(handed_over, held, action, memory, seen, dwell_count(shield, since, applied, action))
         unmoved = state._replace(action=applied, since=dwell_count(shield, since, applied, applied))
@@ -277,13 +314,13 @@ def unshielded_controller(plant: Plant) -> Controller:
     """Return the policy of a composite without the shield, for training and comparison only.
 
     The controller's parameters are a `Composite`, as for `composite_controller`. The fallback runs beside a policy that
-    corrects it.
+    moves its action or set points.
     """
 
     def init(composite: Composite, observation: Float[Array, " O"]) -> Params:
         memory: Params = ()
         seen: Params = ()
-        if composite.correction is not None:
+        if composite.moves_fallback:
             memory = plant.fallback.init(composite.fallback, observation)
         if composite.history is not None:
             applied = clip_to(plant.spec.action, plant.applied(observation))
@@ -296,11 +333,12 @@ def unshielded_controller(plant: Plant) -> Controller:
         assert composite.policy is not None
         memory, before = state
         seen = stack_next(composite.history, before, clip_to(plant.spec.action, applied), observation)
-        if composite.correction is None:
-            action = policy_act(composite.policy, seen)
+        if composite.moves_fallback:
+            following, command = plant.fallback.act(composite.fallback, memory, observation, applied)
+            answer = _Answer(memory, observation, applied, following, clip_to(plant.spec.action, command))
+            memory, action = _moved(plant, composite, seen, answer)
         else:
-            memory, command = plant.fallback.act(composite.fallback, memory, observation, applied)
-            action = _corrected(composite, seen, memory, clip_to(plant.spec.action, command))
+            action = policy_act(composite.policy, seen)
         return (memory, () if composite.history is None else seen), action
 
     return Controller(init, act)

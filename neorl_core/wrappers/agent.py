@@ -88,11 +88,11 @@ class Agent:
         """The policy, also if a composite contains it.
 
         Raises:
-            ValueError: if the composite has only a fallback, or its policy corrects the fallback.
+            ValueError: if the composite has only a fallback, or its policy moves the fallback.
         """
-        if isinstance(self.params, Composite) and self.params.policy and self.params.correction is not None:
+        if isinstance(self.params, Composite) and self.params.policy and self.params.moves_fallback:
             raise ValueError(
-                f"the policy of the composite for {self.spec.name} corrects the plant's controller, and has no "
+                f"the policy of the composite for {self.spec.name} moves the plant's controller, and has no "
                 "action without it: use the composite"
             )
         policy = self.params.policy if isinstance(self.params, Composite) else self.params

@@ -135,7 +135,7 @@ def evaluate(
 
 def _estimable(composite: Composite) -> Policy | None:
     """Return the policy if logs can estimate it: if it needs no state of the plant's controller."""
-    return composite.policy if composite.correction is None else None
+    return None if composite.moves_fallback else composite.policy
 
 
 def _selected(members: Sequence[MemberEvaluation], ranking: Ranking | None) -> int:

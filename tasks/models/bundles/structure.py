@@ -182,31 +182,40 @@ def _misfit(composite: Params, plant: Plant | Process) -> str | None:
         fault = _misfit_of_plant(composite, plant)
     if fault is None and composite.history is not None:
         fault = _misfit_of_history(composite.history, plant.spec)
-    if fault is None and composite.policy is None and composite.correction is not None:
-        return "a correction without a policy"
+    moves = "a correction" if composite.shift is None else "a shift"
+    if fault is None and composite.policy is None and composite.moves_fallback:
+        return f"{moves} without a policy"
     if fault is not None or composite.policy is None:
         return fault
-    if composite.correction is None:
+    if not composite.moves_fallback:
         return _misfit_of_policy(composite.policy, plant.spec, composite.history)
     if isinstance(plant, Process) or plant.spec.choices is not None:
-        return "a correction"
-    return _misfit_of_correction(composite, plant)
+        return moves
+    return _misfit_of_moves(composite, plant)
 
 
-def _misfit_of_correction(composite: Composite, plant: Plant) -> str | None:
+def _misfit_of_moves(composite: Composite, plant: Plant) -> str | None:
+    """Return the part that does not fit, for a policy that moves the fallback's action or set points."""
     import jax
     import jax.numpy as jnp
 
     from neorl_core.safety.composite import correction_inputs
 
     acting = plant.spec.action.size
-    if not _alike(composite.correction, _zeros((acting,))):
+    moved = acting
+    if composite.shift is not None:
+        if plant.set_points is None or composite.correction is not None:
+            return "a shift"
+        moved = len(plant.set_points.reach)
+        if not _alike(composite.shift, _zeros((moved,))):
+            return "another shift"
+    elif not _alike(composite.correction, _zeros((acting,))):
         return "another correction"
     observation = jnp.zeros(plant.spec.observation.size)
     memory = jax.eval_shape(plant.fallback.init, plant.fallback_params, observation)
     added = jax.eval_shape(correction_inputs, jnp.zeros(0), memory, jnp.zeros(acting)).shape[0]
     policy: Params = composite.policy
-    fault = _misfit_of_policy(policy, plant.spec, composite.history, added)
+    fault = _misfit_of_policy(policy, plant.spec, composite.history, added, moved)
     # Recurrent and graph networks would ignore the added inputs.
     return "another network" if fault is None and {"gru", "graph"} & set(policy.params) else fault
 
@@ -281,23 +290,27 @@ def _misfit_of_history(history: Params, spec: PlantSpec) -> str | None:
     return None
 
 
-def _misfit_of_policy(policy: Params, spec: PlantSpec, history: History | None = None, added: int = 0) -> str | None:
+def _misfit_of_policy(
+    policy: Params, spec: PlantSpec, history: History | None = None, added: int = 0, moved: int | None = None
+) -> str | None:
     """Return the part of a policy that does not fit.
 
     Args:
         added: number of inputs beside the observation.
+        moved: number of outputs of a policy that moves the fallback; None for a policy that gives whole actions.
     """
     from neorl_core.history import stacked_size
     from neorl_core.networks import Normaliser, Policy
 
-    observed, acting = spec.observation.size if history is None else stacked_size(history), spec.action.size
-    observed += added
+    observed = added + (spec.observation.size if history is None else stacked_size(history))
+    acting = spec.action.size if moved is None else moved
     normaliser = Normaliser(*(_zeros((size,)) for size in (observed, observed, acting, acting)))
     if spec.choices is not None:
         normaliser = normaliser._replace(choices=_zeros((spec.acting,)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    return None if is_network(policy.params, observed, spec.acting, history, spec.layout) else "another network"
+    outputs = spec.acting if moved is None else moved
+    return None if is_network(policy.params, observed, outputs, history, spec.layout) else "another network"
 
 
 def is_network(

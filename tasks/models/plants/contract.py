@@ -19,7 +19,7 @@ from neorl_core.plants import PLANTS
 from neorl_core.plants.base import LoggedSignals
 from neorl_core.safety.composite import Composite
 from neorl_core.safety.shield import ShieldParams
-from neorl_core.types import Controller, Plant, PlantSpec, Timestep
+from neorl_core.types import Controller, Plant, PlantSpec, SetPoints, Timestep
 from tasks.files.canonical import canonical_json
 from tasks.files.spec import spec_of_record, spec_record
 
@@ -46,6 +46,8 @@ def read_plant(module: ModuleType, attribute: str, file: str) -> Plant:
     except (ValueError, AttributeError, TypeError) as error:
         raise BadInput(f"in {file}: {attribute}.drawn, {_line(error).rstrip('.')}") from error
     _check_functions(plant, f"{file}: {attribute}")
+    if plant.set_points is not None:
+        check_set_points(plant, f"{file}: {attribute}.set_points")
     return plant
 
 
@@ -196,6 +198,52 @@ def _check_functions(plant: Plant, place: str) -> None:
     for name, numbers in zip(names, samples, strict=True):
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers)):
             raise _wrong(f"{place}.{name}", "finite numbers", "NaN or infinity", "check units and initial states")
+
+
+def check_set_points(plant: Plant, place: str) -> None:
+    """Check set points: their names, units and reach, and the parameters and actions of the shifted controller.
+
+    Args:
+        place: name of the set points in messages.
+
+    Raises:
+        BadInput: if a part is wrong, or the parameters without a shift differ from `fallback_params`.
+    """
+    points = plant.set_points
+    if not isinstance(points, SetPoints):
+        raise _wrong(place, "a neorl_core.types.SetPoints", f"a {type(points).__name__}", "build one")
+    if plant.spec.choices is not None:
+        raise _wrong(place, "continuous actions", f"{len(plant.spec.choices)} choices", "remove set_points")
+    parts = points[:3]
+    if not all(isinstance(part, tuple) and len(part) == len(points.names) >= 1 for part in parts):
+        raise _wrong(place, "tuples of names, units and reach of one length", str(parts)[:200], "correct them")
+    if not all(isinstance(text, str) and text for text in (*points.names, *points.units)):
+        raise _wrong(place, "names and units as texts", str(parts[:2])[:200], "correct them")
+    if len(set(points.names)) < len(points.names):
+        raise _wrong(place, "different names", str(points.names)[:200], "rename one")
+    if not all(isinstance(reach, int | float) and np.isfinite(reach) and reach > 0 for reach in points.reach):
+        raise _wrong(place, "finite reach above 0", str(points.reach)[:200], "give the largest shift of each")
+    params = jax.tree.map(jnp.asarray, plant.fallback_params)
+    zero = jnp.zeros(len(points.reach))
+    alike = _traced(place, "shifted", points.shifted, params, zero)
+    if _shapes(alike)[0] != _shapes(params)[0]:
+        raise _wrong(f"{place}.shifted", "the types of fallback_params", str(alike)[:200], "use _replace")
+    found = points.shifted(params, zero)
+    if not all(np.array_equal(one, other) for one, other in zip(*map(jax.tree.leaves, (found, params)), strict=True)):
+        raise _wrong(f"{place}.shifted", "the given parameters at shift 0", "other numbers", "add the shift to them")
+
+    def answer(key: jax.Array, share: jax.Array) -> Any:
+        observation = plant.reset(key, plant.sample_params(key, plant.domain))[1]
+        memory = plant.fallback.init(params, observation)
+        shifted = points.shifted(params, share * jnp.asarray(points.reach))
+        return plant.fallback.act(shifted, memory, observation, plant.applied(observation))
+
+    _traced(place, "shifted", answer, jax.random.key(0), zero)
+    keys = jax.random.split(jax.random.key(0), SAMPLES)
+    for sign in (-1.0, 1.0):
+        numbers = jax.jit(jax.vmap(answer, (0, None)))(keys, zero + sign)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(numbers)):
+            raise _wrong(f"{place}.reach", "finite actions at the largest shifts", "NaN or infinity", "reduce it")
 
 
 def _shaped(place: str, name: str, function: Callable[..., Any], shape: tuple[int, ...], *given: Any) -> None:

@@ -9,16 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from neorl_core.control.offset import Offset, shift_offset, with_offset
 from neorl_core.online.analytic_gradient import Config, State, algorithm, bounded_mean, init, loss
 from neorl_core.online.learner import Setting, composite_of, observe, without_rows
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollouts
-from neorl_core.safety.composite import unshielded_controller
+from neorl_core.safety.composite import composite_controller, unshielded_controller
 from neorl_core.safety.shield import default_shield
 from neorl_core.training.loop import RunState, schedule, train
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Member, configure, init_population, make_train_chunk, warm_up_updates
-from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space, Timestep
+from neorl_core.types import Constraint, Controller, Plant, PlantSpec, SetPoints, Space, Timestep
 
 SMOOTH = ("hvac_control", "steel_annealing", "chemical_reactor", "double_mass", "water_treatment")
 """Plants without jumps. The power grid rounds switch positions, so finite differences jump there."""
@@ -61,6 +62,43 @@ LINEAR = Plant(
 )
 
 
+def _move_to_set_point(key: Any, state: Any, action: Any, params: Any) -> tuple[Any, Timestep]:
+    x, best, t = state
+    following = x + action[0]
+    observation = jnp.stack([following, jnp.asarray(1.0), best])
+    margins = (50.0 - jnp.abs(following))[None]
+    now = Timestep(observation, -((following - best) ** 2), margins, jnp.asarray(False), t + 1 >= 10)
+    return (following, best, t + 1), now
+
+
+def _start_anywhere(key: Any, params: Any) -> tuple[Any, Any]:
+    x, best = jax.random.uniform(key, (2,), minval=0.5, maxval=1.9)
+    return (x, best, jnp.asarray(0)), jnp.stack([x, jnp.asarray(1.0), best])
+
+
+DEADBEAT = Controller(lambda p, o: (), lambda p, s, o, a: (s, (o[1] - o[0])[None]))
+"""Moves x to the set point in one step."""
+SHIFTED = Plant(
+    spec=LINEAR.spec._replace(
+        name="shifted",
+        observation=Space(("x", "set_point", "best"), ("1",) * 3, (-50.0,) * 3, (50.0,) * 3),
+        horizon=10,
+        score_range=(-10.0, 0.0),
+    ),
+    params=(),
+    domain=(),
+    sample_params=lambda key, domain: (),
+    reset=_start_anywhere,
+    step=_move_to_set_point,
+    predict=lambda o, a, p: (o.at[0].add(a[0]), (50.0 - jnp.abs(o[0] + a[0]))[None]),
+    applied=lambda o: jnp.zeros_like(o[:1]),
+    fallback=with_offset(DEADBEAT, (1,)),
+    fallback_params=Offset((), (0.0,)),
+    set_points=SetPoints(("x",), ("1",), (0.8,), shift_offset),
+)
+"""x' = x + u; reward −(x' − best)². The set point is 1, so the best shift is best − 1, or 0.8 if less."""
+
+
 def riccati_gain() -> float:
     """Return the optimal gain of the infinite horizon, by iteration of the scalar Riccati equation."""
     p = 1.0
@@ -98,11 +136,29 @@ def test_the_learned_policy_is_the_optimal_linear_controller() -> None:
     assert float(jnp.mean(optimal - learned)) < 0.02 * float(jnp.mean(-optimal))
 
 
+@pytest.mark.parametrize("protected", [False, True])
+def test_the_learned_shift_is_the_best_one(protected: bool) -> None:
+    recipe = Recipe(clip=1.0, schedule="cosine", steps=200)
+    found, _ = setting(SHIFTED, episodes=32, warm_up_updates=100, recipe=recipe, actor_lr=1e-2)
+    actor = jax.tree.map(lambda x: x[0], trained(found, 200).population.learner.actor)
+    composite = composite_of(actor, found)
+    assert composite.correction is None
+    assert composite.shift is not None
+    np.testing.assert_allclose(composite.shift, [0.8], rtol=1e-6)
+    controller = composite_controller(SHIFTED) if protected else unshielded_controller(SHIFTED)
+    seen = rollouts(SHIFTED, controller, composite, jax.random.split(jax.random.key(5), 64), (), trace=True).trajectory
+    assert seen is not None
+    best = np.asarray(seen.observations)[:, :1, 2]
+    reached = np.asarray(seen.next_observations)[..., 0]
+    np.testing.assert_allclose(reached, np.broadcast_to(1.0 + np.minimum(best - 1.0, 0.8), reached.shape), atol=0.1)
+    assert np.mean(np.abs(reached - np.minimum(best, 1.8))) < 0.03
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protected", [False, True])
-@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("name", [*SMOOTH, "shifted"])
 def test_gradients_equal_finite_differences(name: str, protected: bool) -> None:
-    found, state = setting(PLANTS[name])
+    found, state = setting(SHIFTED if name == "shifted" else PLANTS[name])
     narrow = jax.tree.map(np.asarray, (state.actor, found.normaliser, found.shield))
     with jax.enable_x64(True):
         wide, normaliser, shield = jax.tree.map(
@@ -139,8 +195,9 @@ def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
     assert float(finite) == 1.0
 
 
-def test_a_resumed_run_gives_the_same_bits() -> None:
-    found, _ = setting(LINEAR, episodes=4, warm_up_updates=2)
+@pytest.mark.parametrize("plant", [LINEAR, SHIFTED], ids=lambda plant: plant.spec.name)
+def test_a_resumed_run_gives_the_same_bits(plant: Plant) -> None:
+    found, _ = setting(plant, episodes=4, warm_up_updates=2)
     stored: list[RunState] = []
     whole = trained(found, 6, report=lambda state, updates: stored.append(jax.tree.map(np.asarray, state)))
     assert [state.done for state in stored] == [0, 2, 4, 6]
@@ -150,14 +207,15 @@ def test_a_resumed_run_gives_the_same_bits() -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def test_two_chunks_share_one_program_and_members_differ() -> None:
-    found, _ = setting(LINEAR, episodes=4, warm_up_updates=1)
+@pytest.mark.parametrize("plant", [LINEAR, SHIFTED], ids=lambda plant: plant.spec.name)
+def test_two_chunks_share_one_program_and_members_differ(plant: Plant) -> None:
+    found, _ = setting(plant, episodes=4, warm_up_updates=1)
     learner = algorithm(found)
-    fresh = init_population(learner, LINEAR.spec, found.config, [Member(i, i, {"margin": 0.1}) for i in range(2)])
+    fresh = init_population(learner, plant.spec, found.config, [Member(i, i, {"margin": 0.1}) for i in range(2)])
     advance: Any = make_train_chunk(learner, 1, 1, 1)
     state = fresh
     for _ in range(3):
-        state, metrics = advance(state, without_rows(LINEAR.spec).at(0))
+        state, metrics = advance(state, without_rows(plant.spec).at(0))
     assert advance._cache_size() == 1
     assert not np.array_equal(*metrics["score"])
     for leaf, same in zip(jax.tree.leaves(state.learner.shield), jax.tree.leaves(fresh.learner.shield), strict=True):

@@ -171,6 +171,37 @@ def test_material_is_conserved(played: Any) -> None:
         assert np.abs(share - poisson.pmf([14, 20, 26], 20)).max() < 0.01
 
 
+def test_orders_are_rounded_down_and_their_derivative_is_that_of_goods() -> None:
+    orders = jnp.array([0.2, 7.9, 12.0])
+    np.testing.assert_array_equal(chain.whole(orders), [0.0, 7.0, 12.0])
+
+    def earned(orders: Any) -> Any:
+        state = chain.reset(jax.random.key(0), chain.NOMINAL)[0]
+        return chain.step(jax.random.key(0), state, orders, chain.NOMINAL)[1].reward
+
+    # A unit that a stage ships in the first period saves its holding cost, and the maker's unit costs 0.5.
+    np.testing.assert_allclose(jax.grad(earned)(jnp.full(3, 10.4)), [0.1, 0.05, -0.5], rtol=1e-4)
+
+
+def test_the_derivative_of_rounding_leaves_the_program_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lowered() -> str:
+        def earned(orders: Any) -> Any:
+            state = chain.reset(jax.random.key(0), chain.NOMINAL)[0]
+            return chain.step(jax.random.key(0), state, orders, chain.NOMINAL)
+
+        return jax.jit(earned).lower(jnp.ones(3)).as_text()
+
+    ours = lowered()
+    monkeypatch.setattr(chain, "whole", jnp.floor)
+    assert ours == lowered()
+
+
+def test_a_shift_moves_the_order_up_to_levels() -> None:
+    params = chain.SET_POINTS.shifted(chain.TUNED, jnp.array([5.0, -3.0, 8.0]))
+    assert tuple(map(float, params.levels)) == (96.0, 208.0, 433.0)
+    assert params._replace(levels=chain.TUNED.levels) == chain.TUNED
+
+
 def test_scores_and_limits(played: Any) -> None:
     low, _ = chain.SPEC.score_range
     known = played["base stock", 1.0]

@@ -24,7 +24,7 @@ from neorl_core.safety.composite import (
     unshielded_controller,
 )
 from neorl_core.safety.shield import ShieldParams, default_shield, envelope_of, limit_action, predicted_margins
-from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space
+from neorl_core.types import Constraint, Controller, Plant, PlantSpec, SetPoints, Space
 
 LIMIT = Constraint("level", "m", -1.0, 3.0)
 
@@ -315,6 +315,59 @@ def test_a_correction_that_is_not_finite_hands_over() -> None:
     state, action = controller.act(composite, state, jnp.array([1.0, -0.6]), jnp.array([-0.6]))
     assert bool(state.handed_over)
     np.testing.assert_allclose(action, [-0.7], rtol=1e-6)
+
+
+def integrating(params: Any, total: Array, observation: Array, applied: Array) -> Any:
+    """Return the sum of the errors of the level from the set point, and a tenth of the sum as the action."""
+    total = total + params[0] - observation[0]
+    return total, jnp.stack([0.1 * total])
+
+
+def moving_set_points() -> tuple[Plant, Any]:
+    """An integral controller of the level, and a network that returns tanh of the level."""
+    points = SetPoints(("level",), ("m",), (0.5,), lambda params, shift: (params[0] + shift[0],))
+    plant = tank(Controller(lambda params, observation: jnp.zeros(()), integrating), (1.0,))
+    plant = plant._replace(set_points=points)
+    kernel = jnp.array([[1.0], [0.0], [0.0], [0.0]])
+    normaliser = Normaliser(jnp.zeros(4), jnp.ones(4), jnp.zeros(1), jnp.full(1, 0.5))
+    policy = Policy({"Dense_0": {"kernel": kernel, "bias": jnp.zeros(1)}}, normaliser)
+    return plant, make_composite(plant, policy, shield(look_ahead=1), shift=jnp.array([0.5]))
+
+
+def test_a_policy_moves_the_set_point_of_the_fallback_by_hand() -> None:
+    plant, composite = moving_set_points()
+    for controller in (composite_controller(plant), unshielded_controller(plant)):
+        state, applied, total = controller.init(composite, jnp.array([1.0, 0.0])), jnp.zeros(1), 0.0
+        for level in (1.0, 1.5, 0.2):
+            state, applied = controller.act(composite, state, jnp.array([level, applied[0]]), applied)
+            # The integral follows the error from the shifted set point.
+            total += 1.0 + 0.5 * np.tanh(level) - level
+            np.testing.assert_allclose(applied, [0.1 * total], rtol=1e-5)
+
+
+def test_the_fallback_takes_over_with_its_own_set_point() -> None:
+    plant, composite = moving_set_points()
+    controller = composite_controller(plant)
+    state, applied = controller.init(composite, jnp.array([1.0, 0.0])), jnp.zeros(1)
+    state, applied = controller.act(composite, state, jnp.array([1.0, 0.0]), applied)
+    assert not bool(state.handed_over)
+    shifted = 0.5 * np.tanh(1.0)
+    # At 4 m the level is above the limit of 3 m, so the controller acts without a shift.
+    state, applied = controller.act(composite, state, jnp.array([4.0, applied[0]]), applied)
+    assert bool(state.handed_over)
+    np.testing.assert_allclose(state.fallback, shifted + 1.0 - 4.0, rtol=1e-5)
+    np.testing.assert_allclose(applied, [0.1 * (shifted - 3.0)], rtol=1e-5)
+
+
+def test_a_shift_that_is_not_finite_hands_over() -> None:
+    plant, composite = moving_set_points()
+    composite = composite._replace(shift=jnp.array([jnp.nan]))
+    controller = composite_controller(plant)
+    state = controller.init(composite, jnp.array([0.5, 0.0]))
+    state, action = controller.act(composite, state, jnp.array([0.5, 0.0]), jnp.zeros(1))
+    assert bool(state.handed_over)
+    np.testing.assert_allclose(action, [0.05], rtol=1e-6)
+    np.testing.assert_allclose(state.fallback, 0.5, rtol=1e-6)
 
 
 def test_composite_contains_only_arrays() -> None:

@@ -27,7 +27,7 @@ from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants import PLANTS
 from neorl_core.recurrent import Recurrence
 from neorl_core.safety.composite import Composite, make_composite
-from neorl_core.types import History
+from neorl_core.types import History, PlantSpec
 from tasks.evaluation.servability import serve_check
 from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import canonical_json, digest_json, file_sha256
@@ -51,10 +51,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sign(folder: Path, manifest: Manifest) -> Path:
+def sign(folder: Path, manifest: Manifest, spec: PlantSpec = SPEC) -> Path:
     """Write a manifest whose digests all fit what is there, as far as they can be computed."""
     with suppress(NeoRLError, ValueError, KeyError, TypeError, AttributeError):
-        manifest["digest"] = digest_of(SPEC, manifest["structure"], read_npz(folder / ARRAYS))
+        manifest["digest"] = digest_of(spec, manifest["structure"], read_npz(folder / ARRAYS))
     with suppress(ValueError, KeyError, TypeError):
         manifest["files"] |= {name: file_sha256(folder / name) for name in (ARRAYS, EXAMPLES)}
     manifest.pop("sha256", None)
@@ -67,6 +67,7 @@ def forged(
     folder: Path,
     source: Path,
     change: Callable[[Manifest], object] | None = None,
+    spec: PlantSpec = SPEC,
     **arrays: npt.NDArray[Any] | None,
 ) -> Path:
     """A copy of a bundle, changed, with digests that fit."""
@@ -78,7 +79,7 @@ def forged(
     manifest = json.loads((folder / MANIFEST).read_bytes())
     if change is not None:
         change(manifest)
-    return sign(folder, manifest)
+    return sign(folder, manifest, spec)
 
 
 def nested(depth: int) -> Any:
@@ -262,6 +263,49 @@ def test_a_correcting_policy_comes_back_and_fits_no_other_inputs(tmp_path: Path)
         added = {"correction": np.zeros(ACTING, np.float32)} if "array" in value else {}
         with pytest.raises(Refused, match="a correction without a policy"):
             load_bundle(forged(tmp_path / f"alone {sorted(value)}", alone, change, **added))
+
+
+def test_a_policy_that_moves_set_points_comes_back_and_fits_no_other_plant(tmp_path: Path) -> None:
+    plant = PLANTS["supply_chain"]
+    # The policy sees the observation and the three orders of the controller, which has no state.
+    seen = plant.spec.observation.size + 3
+    normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(3), jnp.full(3, 40.0))
+    policy = Policy(actor_init(jax.random.key(0), seen, 3, (8,)), normaliser)
+    composite = make_composite(plant, policy, shift=jnp.full(3, 40.0))
+    sound = tmp_path / "sound"
+    digest = save_bundle(sound, composite, "supply_chain")
+    back = load_bundle(sound, digest)[1]
+    for one, other in zip(jax.tree.leaves(back), jax.tree.leaves(composite), strict=True):
+        np.testing.assert_array_equal(one, other)
+    forge = partial(forged, spec=plant.spec)
+    four = np.zeros(4, np.float32)
+    with pytest.raises(Refused, match="another shift"):
+        load_bundle(forge(tmp_path / "longer", sound, None, shift=four))
+    with pytest.raises(Refused, match="another policy"):
+        load_bundle(forge(tmp_path / "range", sound, None, policy__normaliser__action_half_range=four))
+    both = forge(
+        tmp_path / "both",
+        sound,
+        lambda m: fields(m).update(correction={"array": "correction"}),
+        correction=np.zeros(3, np.float32),
+    )
+    with pytest.raises(Refused, match="got a shift"):
+        load_bundle(both)
+    # The reactor's controller has no set points.
+    other = returned(tmp_path / "other", make_composite(PLANTS[NAME]))
+    added = {"shift": np.zeros(ACTING, np.float32)}
+    with pytest.raises(Refused, match="a shift without a policy"):
+        load_bundle(forged(tmp_path / "alone", other, lambda m: fields(m).update(shift={"array": "shift"}), **added))
+    seen = OBSERVED + 3 + ACTING
+    normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(ACTING), jnp.ones(ACTING))
+    policy = Policy(actor_init(jax.random.key(0), seen, ACTING, (8,)), normaliser)
+    corrects = returned(tmp_path / "corrects", make_composite(PLANTS[NAME], policy, correction=jnp.full(ACTING, 2.0)))
+
+    def renamed(m: Any) -> None:
+        fields(m)["shift"] = fields(m).pop("correction")
+
+    with pytest.raises(Refused, match="got a shift"):
+        load_bundle(forged(tmp_path / "renamed", corrects, renamed))
 
 
 @pytest.mark.parametrize("value", ["text", 2**40, 10**400], ids=["text", "large", "huge"])

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from configs.errors import BadInput
+from neorl_core.plants import NAMES, PLANTS
+from tasks.models.plants.contract import check_set_points
 from tasks.models.plants.known import KnownPlant, plant_of_code
 from tasks.models.user_code.loading import find_code
 
@@ -80,6 +82,47 @@ def test_what_is_wrong_with_a_plants_file_is_one_sentence(project: Path, old: st
         load(project, old, new)
     assert "\n" not in str(caught.value)
     assert str(project) in str(caught.value)
+
+
+POINTS = 'SetPoints(("most",), ("1",), (0.1,), lambda p, s: p._replace(high=p.high + s[0]))'
+
+
+def with_set_points(project: Path, points: str) -> KnownPlant:
+    load(project, "import Constraint, Plant, PlantSpec,", "import Constraint, Plant, PlantSpec, SetPoints,")
+    return load(project, "fallback=pid", f"set_points={points}, fallback=pid")
+
+
+def test_a_plant_with_set_points_is_loaded(project: Path) -> None:
+    found = with_set_points(project, POINTS).simulator().set_points
+    assert found is not None
+    assert (found.names, found.units, found.reach) == (("most",), ("1",), (0.1,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("SetPoints(", "dict(a=0) or (", "set_points needs a neorl_core.types.SetPoints, got a dict"),
+        ('("1",)', '("1", "1")', "tuples of names, units and reach of one length"),
+        ('("most",)', '["most"]', "tuples of names, units and reach of one length"),
+        ('("most",)', "(1,)", "names and units as texts"),
+        ("(0.1,)", "(0.0,)", r"finite reach above 0, got \(0.0,\)"),
+        ("(0.1,)", '(float("inf"),)', "finite reach above 0"),
+        ("s[0])", "s[0] + 1e-3)", "the given parameters at shift 0, got other numbers"),
+        ("p._replace(high=p.high + s[0])", "p.high", "the types of fallback_params"),
+        ("p.high + s[0]", "p.high + float(s[0])", "a pure function of JAX arrays"),
+        ("p.high + s[0]", "p.high + jnp.log1p(20 * s[0])", "finite actions at the largest shifts"),
+    ],
+)
+def test_wrong_set_points_are_refused_in_one_sentence(project: Path, old: str, new: str, said: str) -> None:
+    assert old in POINTS
+    with pytest.raises(BadInput, match=said) as caught:
+        with_set_points(project, POINTS.replace(old, new))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if PLANTS[name].set_points is not None])
+def test_built_in_set_points_are_sound(name: str) -> None:
+    check_set_points(PLANTS[name], name)
 
 
 def test_a_plant_that_can_be_put_where_a_log_says_is_known_as_one(project: Path) -> None:
