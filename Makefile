@@ -6,7 +6,7 @@ READY := .venv/.ready
 FEDERATION := .venv-federation
 DEMO := .neorl/generated/chemical_reactor
 
-.PHONY: run test pytest test-slow test-312 core coverage lint reference graph-picture dead bench bench-accelerator plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration drift learn-study certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
+.PHONY: run test pytest test-slow test-312 core coverage lint reference graph-picture dead bench bench-accelerator plants study ope-study fleet-study graph-study tune plants-pipeline chaos season resume history cartpole streaming historian nasty store tamper redteam calibration drift learn-study transfer-study certification identify fleet picture audit-picture screens services federation federation-lock docs secrets pin-images scan baseline lock clean
 
 run: $(READY)  ## generate logs, retrain, certify and register a policy from nothing
 	@$(BIN)/neorl up --no-worker & servers=$$!; \
@@ -130,6 +130,9 @@ calibration: $(READY)  ## count false certificates in 10,000 trials of each atte
 
 learn-study: $(READY)  ## learn in the simulators of the plants with gradients; writes docs/studies/learn.md
 	$(BIN)/python -m benchmarks.learn_study
+
+transfer-study: $(READY)  ## score learned policies on plants that differ from the simulator; writes docs/studies/transfer.md
+	$(BIN)/python -m benchmarks.transfer
 
 drift: $(READY)  ## count false drift alarms in 100 simulated years of each case; writes docs/studies/drift.md
 	$(BIN)/python -m benchmarks.calibration.drift
