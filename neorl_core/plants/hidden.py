@@ -88,8 +88,8 @@ def hide(plant: Plant, lagging: tuple[str, ...]) -> Plant:
     """Return a plant that differs from a simulator by the `Difference` in its operating domain.
 
     Reward and margins belong to the true process; the observation contains the values of the sensors. A command passes
-    the delay, then the dead band. Without a difference, the plant equals the simulator. The plant has no default domain:
-    pass a `Domain`.
+    the delay, then the dead band. Without a difference, the plant equals the simulator. Pass a `Domain` as domain; the
+    plant has no default domain.
 
     Args:
         lagging: names of the signals with lagging sensors.
