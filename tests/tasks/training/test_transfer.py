@@ -72,7 +72,7 @@ def test_constants_of_hidden_plants(hidden: str, reaction: float, cooling: float
     assert float(found.dead_band) == pytest.approx(0.02 if "dead band" in hidden else 0.0)
 
 
-def test_every_plant_that_learns_in_the_simulator_is_known() -> None:
+def test_every_known_plant_learns_in_the_simulator() -> None:
     assert set(measured(runs())) == set(KNOWN)
     assert len(set(HIDDEN)) == 10
 
