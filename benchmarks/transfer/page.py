@@ -21,6 +21,8 @@ Rows = Mapping[tuple[str, str, str], Row]
 CHANCE = 0.05
 """Smallest p-value with which chance explains more violations than the tuned controller's."""
 MARKS = {"beats": "🟩", "ties": "🟨", "worse": "🟥", "refused": "⬜"}
+LETTERS = {"simulator": " S", "rollouts": " R", "fallback": " F", "statistical": " V", "training": " T"}
+"""Marks of the gates that refuse a candidate."""
 TITLES = {
     "standard": "Standard domain",
     "identified": "Domain around identified constants",
@@ -69,8 +71,9 @@ def page(rows: Rows) -> str:
         *(_heat_map(rows, variant) for variant in VARIANTS),
         pages.wrap(
             f"{MARKS['beats']} the 95 % interval of the gain is above 0 · {MARKS['ties']} otherwise, a loss of at most "
-            f"1 point · {MARKS['worse']} a larger loss · {MARKS['refused']} refused by the named gate; the number is "
-            "the gain that the refused policy would have had · – not measured. Gains are in points of score."
+            f"1 point · {MARKS['worse']} a larger loss · {MARKS['refused']} refused by a gate (S simulator, R "
+            "rollouts, F fallback, V statistical, T training); the number is the gain that the refused policy would have had · "
+            "– not measured. Gains are in points of score; a trip of the reactor costs thousands of points."
         ),
         f"## Requirements\n\n{_bars(rows)}",
         pages.wrap(
@@ -101,9 +104,13 @@ def _heat_map(rows: Rows, variant: str) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "–"
-    gain = f"{row['gain']:+.1f}" if "gain" in row else "–"
-    gate = f" ({row['gate']})" if row["gate"] else ""
-    return f"{MARKS[row['verdict']]} {gain}{gate}"
+    gain = _short(row["gain"]) if "gain" in row else "–"
+    return f"{MARKS[row['verdict']]} {gain}{LETTERS.get(row['gate'], '')}"
+
+
+def _short(gain: float) -> str:
+    """Return a gain with about two digits."""
+    return f"{gain:+.1f}" if abs(gain) < 10 else f"{gain:+,.0f}"
 
 
 def _bars(rows: Rows) -> str:

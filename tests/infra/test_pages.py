@@ -24,6 +24,7 @@ from benchmarks.season import __main__ as season
 from benchmarks.season import page as season_page
 from benchmarks.study import page as study
 from benchmarks.study.table import PAGE as STUDY
+from benchmarks.transfer import page as transfer
 
 
 def _read(path: Path) -> Mapping[str, object]:
@@ -50,6 +51,7 @@ WRITERS: dict[str, tuple[Path, Callable[[], str]]] = {
     "pipeline": (pipeline.PAGE, lambda: pipeline.page(json.loads(pipeline.RESULTS.read_text()))),
     "plants": (PLANTS, plants.page),
     "retraining": (STUDY, study.page),
+    "transfer": (transfer.PAGE, lambda: transfer.page(transfer.kept())),
     "speed": (training.PAGE, lambda: training.page(_read(training.RESULTS))),
 }
 
