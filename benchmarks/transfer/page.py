@@ -72,8 +72,8 @@ def page(rows: Rows) -> str:
         pages.wrap(
             f"{MARKS['beats']} the 95 % interval of the gain is above 0 · {MARKS['ties']} otherwise, a loss of at most "
             f"1 point · {MARKS['worse']} a larger loss · {MARKS['refused']} refused by a gate (S simulator, R "
-            "rollouts, F fallback, V statistical, T training); the number is the gain that the refused policy would have had · "
-            "– not measured. Gains are in points of score; a trip of the reactor costs thousands of points."
+            "rollouts, F fallback, V statistical, T training); the number is the gain that the refused policy would "
+            "have had · – not measured. Gains are in points of score; a trip of the reactor costs thousands of points."
         ),
         f"## Requirements\n\n{_bars(rows)}",
         pages.wrap(
