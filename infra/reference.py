@@ -379,6 +379,10 @@ def plants() -> str:
         lines += ["", f"## {name}", "", f"- Observation: {_signals(plant.spec.observation)}"]
         lines += [f"- Action: {', '.join(choices) if choices else _signals(plant.spec.action)}"]
         lines += [f"- Controller in the logs: {about['as_found']}", f"- Tuned controller: {about['tuned']}"]
+        if (points := plant.set_points) is not None:
+            rows = zip(points.names, points.units, points.reach, strict=True)
+            moved = ", ".join(f"`{name}` ±{reach:g} {unit}".removesuffix(" 1") for name, unit, reach in rows)
+            lines += [f"- Set points that a learned policy moves: {moved}"]
     return "\n".join([*lines, ""])
 
 
