@@ -1,6 +1,6 @@
-"""`make learn-study`: learn in the simulators of plants by analytic gradients, and compare with their controllers.
+"""`make learn-study`: learn in the simulators of plants, and compare with their controllers.
 
-    python -m benchmarks.learn_study                  # missing plants of SETTINGS, five seeds each
+    python -m benchmarks.learn_study                  # missing plants of PLANTS, five seeds each
     python -m benchmarks.learn_study hvac_control     # this plant again
 
 Results are kept in benchmarks/results/learn.jsonl. The command writes docs/studies/learn.md.
@@ -17,42 +17,41 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pages
-from neorl_core.online import LEARNERS
 from neorl_core.safety.bounds import clopper_pearson_upper, mean_interval
-from neorl_core.training.population import configure
 from tasks.files.canonical import write_atomic
-from tasks.learning import BARE, CONTROLLER, EPISODES, SHIELDED, Learned, learn
+from tasks.learning import BARE, CONTROLLER, EPISODES, SHIELDED, Learned, chosen, learn
 from tasks.models.plants.opening import open_run
 from tasks.progress import StageProgress
 
 RESULTS = pages.ROOT / "benchmarks" / "results" / "learn.jsonl"
 PAGE = pages.STUDIES / "learn.md"
-SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
-    "chemical_reactor": (600, {}),
-    "double_mass": (600, {}),
-    "hvac_control": (600, {}),
-    "power_grid": (100, {"episodes": 16}),
-    "supply_chain": (600, {}),
-    "water_treatment": (300, {"warm_up_updates": 200}),
-}
-"""Updates and settings of each plant; a step of power_grid and water_treatment takes longer than a step of others."""
+PLANTS = (
+    "chemical_reactor",
+    "double_mass",
+    "hvac_control",
+    "power_grid",
+    "pumping_station",
+    "robot_assembly",
+    "supply_chain",
+    "water_treatment",
+)
+"""Plants whose shipped configuration names a learner that learns in the simulator."""
 SEEDS = 5
 
 
 def measure(plant: str) -> dict[str, Any]:
     """Learn with every seed, and summarise."""
     run, found = open_run(pages.ROOT / "configs" / f"{plant}.yaml"), list[Learned]()
-    updates, settings = SETTINGS[plant]
-    config = configure(LEARNERS["analytic_gradient"].unbound, settings, updates)
+    by = chosen(run)
     with TemporaryDirectory() as folder:
         for seed in range(SEEDS):
             with StageProgress(f"{plant} {seed}") as progress:
-                found.append(learn(run, Path(folder) / str(seed), seed, updates, config, progress))
+                found.append(learn(run, Path(folder) / str(seed), seed, by, progress))
     gains = mean_interval([_gain(each, SHIELDED) for each in found])
     seconds = float(np.median([each.seconds for each in found[1:]]))
     return {
         "plant": plant,
-        "learner": "analytic gradient",
+        "learner": by.name.replace("_", " "),
         "tuned": _mean(found, CONTROLLER),
         "learned": _mean(found, SHIELDED),
         "gain": float(gains.value),
@@ -85,7 +84,7 @@ def kept() -> list[dict[str, Any]]:
     """Return the kept results, in the order of the plants."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     rows: dict[str, dict[str, Any]] = {row["plant"]: row for row in map(json.loads, lines)}
-    return [rows[plant] for plant in SETTINGS if plant in rows]
+    return [rows[plant] for plant in PLANTS if plant in rows]
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -111,6 +110,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         pages.table(
             (
                 "plant",
+                "learner",
                 "tuned",
                 "learned",
                 "gain behind the shield, 95 %",
@@ -123,6 +123,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             [
                 (
                     row["plant"],
+                    row["learner"],
                     f"{row['tuned']:.2f}",
                     f"{row['learned']:.2f}",
                     f"{row['gain']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]",
@@ -136,11 +137,10 @@ def page(rows: list[dict[str, Any]]) -> str:
             ],
         ),
         pages.wrap(
-            "Settings: 600 updates of 64 episodes, of which 300 behind the shield; water_treatment 300, of which 100; "
-            "power_grid 100 of 16 episodes, of which 50. Not measured: the other four plants. An update of "
-            "steel_annealing takes seconds on two cores. The other three have discrete actions, contacts or a jump in "
-            "the dynamics. The gradients of power_grid leave out that it rounds the positions of switches, and those "
-            "of supply_chain that it rounds orders. The policy of supply_chain moves the levels of the base stock."
+            "Learners and settings are those of `configs/PLANT.yaml`. Not measured: steel_annealing (an update takes "
+            "seconds on two cores) and industrial_benchmark (a jump in the dynamics). The gradients of power_grid leave "
+            "out that it rounds the positions of switches, and those of supply_chain that it rounds orders. The policy "
+            "of supply_chain moves the levels of the base stock."
         ),
     )
 
@@ -150,9 +150,9 @@ def main() -> None:
     parser.add_argument("plants", nargs="*", help="default: plants without a kept result")
     given = parser.parse_args()
     known = {row["plant"] for row in kept()}
-    for plant in given.plants or [plant for plant in SETTINGS if plant not in known]:
+    for plant in given.plants or [plant for plant in PLANTS if plant not in known]:
         rows = {row["plant"]: row for row in kept()} | {plant: measure(plant)}
-        ordered = [rows[each] for each in SETTINGS if each in rows]
+        ordered = [rows[each] for each in PLANTS if each in rows]
         write_atomic(RESULTS, "".join(json.dumps(row) + "\n" for row in ordered).encode())
         print(json.dumps(rows[plant]), flush=True)
     PAGE.write_text(page(kept()), encoding="utf-8")

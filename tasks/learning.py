@@ -1,10 +1,11 @@
-"""Learn a policy in a run's simulator by analytic gradients, and compare it with the plant's controller."""
+"""Learn a policy in a run's simulator, and compare it with the plant's controller."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,13 +15,14 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from configs.run import OpenedRun
+from neorl_core.algorithms import check_actions
 from neorl_core.online import LEARNERS
 from neorl_core.online.learner import CHUNK, Setting, composite_of, observe, without_rows
 from neorl_core.plants.base import EpisodeResult, rollouts
 from neorl_core.safety.bounds import Interval, paired_difference_interval
 from neorl_core.safety.composite import composite_controller, unshielded_controller
 from neorl_core.training import loop
-from neorl_core.training.population import Member, init_population, policies
+from neorl_core.training.population import Member, configure, init_population, policies, warm_up_updates
 from neorl_core.types import Controller, Params, Plant
 from tasks.models.bundles.bundle import save_bundle
 from tasks.models.plants.known import plant_of
@@ -70,9 +72,47 @@ class Learned(NamedTuple):
         return prefers(shielded.gain, shielded.violations, controller.violations, self.episodes)
 
 
-def learn(
-    run: OpenedRun, folder: Path, seed: int, updates: int, config: Any, progress: Report | None = None
-) -> Learned:
+class Chosen(NamedTuple):
+    """A learner, with the length and the settings of its training."""
+
+    name: str
+    updates: int
+    config: Any
+    plan: loop.Plan
+
+
+def chosen(
+    run: OpenedRun, algorithm: str | None = None, updates: int | None = None, overrides: Mapping[str, Any] | None = None
+) -> Chosen:
+    """Return the first learner in the run's file that learns in the simulator.
+
+    If the file has none, return `ppo` for a discrete action, else `analytic_gradient`.
+
+    Args:
+        algorithm: name of another learner.
+        updates: length of the training, instead of the length in the file.
+        overrides: hyper-parameters, instead of those in the file.
+
+    Raises:
+        BadInput: if there is no such learner, it cannot learn the plant's action, or a setting is wrong.
+    """
+    spec = plant_of(run).spec
+    named = {each.algorithm: each for each in reversed(run.train.single_learners()) if each.algorithm in LEARNERS}
+    name = algorithm or next(reversed(named), "analytic_gradient" if spec.choices is None else "ppo")
+    if name not in LEARNERS:
+        raise BadInput(f"{name} is no learner that learns in a simulator: choose {' or '.join(LEARNERS)}")
+    learner, given = LEARNERS[name].unbound, named.get(name)
+    length = updates or (given.updates if given else learner.usual_updates)
+    try:
+        check_actions(learner, spec)
+        config = configure(learner, {**(given.hyperparameters if given else {}), **(overrides or {})}, length)
+        plan = loop.schedule(length, CHUNK, 1, warm_up_updates(learner, config))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    return Chosen(name, length, config, plan)
+
+
+def learn(run: OpenedRun, folder: Path, seed: int, by: Chosen, progress: Report | None = None) -> Learned:
     """Learn a policy over the run's operating domain, store it behind the run's shield, and compare it.
 
     The policy corrects the action of the plant's controller. The last updates run the policy behind the shield.
@@ -80,21 +120,14 @@ def learn(
     Args:
         folder: new folder for the bundle and the picture.
         seed: determines the policy.
-        updates: gradient steps.
-        config: settings of the learner.
+        by: the learner.
 
     Raises:
         BadInput: if the folder exists, or the shield's settings are wrong.
-        Refused: if the plant has no simulator, its action is discrete, its simulator has no useful gradients, or a
-            return is not finite.
+        Refused: if the plant has no simulator, its simulator has no useful gradients, or a return is not finite.
     """
     known = plant_of(run)
     plant = known.simulator()
-    if plant.spec.choices is not None:
-        raise Refused(
-            f"the action of {known.name} is one of {len(plant.spec.choices)} choices, which has no gradient: learn "
-            "from logs with 'neorl retrain'"
-        )
     if folder.exists():
         raise BadInput(f"{folder} exists: name another folder with --out, or remove it")
     if not folder.parent.is_dir() or not os.access(folder.parent, os.W_OK):
@@ -102,12 +135,11 @@ def learn(
     plant = plant._replace(domain=domain_of(plant, run))
     shield, started = shield_of(plant.spec, run.shield), time.monotonic()
     observing, comparing = jax.random.split(jax.random.key(SEED + seed))
-    setting = Setting(plant, shield, observe(plant, observing), config)
+    setting = Setting(plant, shield, observe(plant, observing), by.config)
     keys = jax.random.split(comparing, EPISODES)
     before = rollouts(plant, plant.fallback, plant.fallback_params, keys, plant.domain)
     check_returns(known.name, before.ret)
-    learner = LEARNERS["analytic_gradient"].bind(setting)
-    plan = loop.schedule(updates, CHUNK, 1, config.warm_up_updates)
+    learner, plan = LEARNERS[by.name].bind(setting), by.plan
 
     def report(state: loop.RunState, updates: int) -> None:
         done = state.done
@@ -119,7 +151,7 @@ def learn(
         if progress:
             progress(done, updates, "updates")
 
-    fresh = init_population(learner, plant.spec, config, [Member(0, seed, {})])
+    fresh = init_population(learner, plant.spec, by.config, [Member(0, seed, {})])
     try:
         trained = loop.train(learner, fresh, without_rows(plant.spec), plan, 1, limit=math.inf, report=report)
     except FloatingPointError as error:

@@ -12,32 +12,49 @@ import numpy as np
 
 from benchmarks.cartpole.plant import PLANT
 from benchmarks.pages import ROOT
-from neorl_core.networks import Policy
-from neorl_core.online.copies import scales
-from neorl_core.online.ppo import Config, Setting, init, make_chunk, policy_of
+from neorl_core.online.learner import Setting, composite_of, observe, without_rows
+from neorl_core.online.ppo import Config, algorithm
 from neorl_core.plants.base import rollouts
-from neorl_core.safety.composite import bare_controller
+from neorl_core.safety.composite import Composite, unshielded_controller
+from neorl_core.safety.shield import default_shield
+from neorl_core.training.loop import schedule, train
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Member, init_population, policies
+from neorl_core.types import Controller
 from tasks.files.canonical import write_json
 
 RESULTS = ROOT / "benchmarks" / "results" / "cartpole_online.json"
-SEEDS, SCORED = 5, 200
-CONFIG = Config(updates=195, copies=8, lr=1e-3, clip=0.1, margin_weight=0.0)
+SEEDS, SCORED, UPDATES = 5, 200, 195
+CONFIG = Config(
+    copies=8,
+    lr=1e-3,
+    recipe=Recipe(clip=0.5, schedule="linear", steps=UPDATES),
+    clip=0.1,
+    bonus=0,
+    margin_weight=0.0,
+)
 """The end of an episode is the only penalty."""
-STEPS = CONFIG.updates * CONFIG.copies * CONFIG.steps
+STEPS = UPDATES * CONFIG.copies * CONFIG.steps
+IN_TURN = Controller(lambda params, observation: (), lambda params, state, observation, applied: (state, 1.0 - applied))
+UNKNOWN = PLANT._replace(fallback=IN_TURN, fallback_params=())
+"""The plant with a controller that pushes to both sides in turn, so that the learner finds out how to balance."""
 
 
-def learned(seed: int) -> Policy:
-    """Return a policy that was learned in `STEPS` steps."""
-    scale_key, train_key = jax.random.split(jax.random.key(seed))
-    setting = Setting(PLANT, scales(PLANT, scale_key, CONFIG.discount), CONFIG)
-    state, _ = make_chunk(setting, CONFIG.updates)(init(train_key, setting))
-    return policy_of(state.weights, setting)
+def learned(seed: int) -> Composite:
+    """Return a policy that was learned in `STEPS` steps, without a shield."""
+    setting = Setting(UNKNOWN, default_shield(UNKNOWN.spec), observe(UNKNOWN, jax.random.key(seed)), CONFIG)
+    learner = algorithm(setting)
+    alone = learner._replace(update=learner.warm_up or learner.update, warm_up=None)
+    fresh = init_population(alone, UNKNOWN.spec, CONFIG, [Member(0, seed, {})])
+    end = train(alone, fresh, without_rows(UNKNOWN.spec), schedule(UPDATES, UPDATES, 1), 1)
+    return composite_of(policies(alone, end.population, setting.normaliser)[0].params, setting)
 
 
-def mean_return(policy: Policy) -> float:
+def mean_return(composite: Composite) -> float:
     """Return the mean return of a policy in new episodes."""
     keys = jax.random.split(jax.random.key(1), SCORED)
-    return float(np.mean(rollouts(PLANT, bare_controller(PLANT), policy, keys, PLANT.domain).ret))
+    found = rollouts(UNKNOWN, unshielded_controller(UNKNOWN), composite, keys, UNKNOWN.domain)
+    return float(np.mean(found.ret))
 
 
 def main() -> None:

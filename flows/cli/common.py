@@ -20,6 +20,7 @@ from tasks.files.canonical import canonical_json
 from tasks.files.provenance import COMPILED, compiling
 
 if TYPE_CHECKING:
+    from configs.run import Setting
     from tasks.evidence.certificate import Check
 
 MOST_SEED = 2**32 - 1
@@ -161,3 +162,18 @@ def known_plant(name: str) -> str:
     if name not in known:
         raise BadInput(f"unknown plant '{name}': {nearest(name, sorted(known))}")
     return name
+
+
+def setting(text: str) -> tuple[str, Setting]:
+    """Parse `name=value`; the value is JSON if possible, else text.
+
+    Raises:
+        BadInput: if the text has another form.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise BadInput(f"--set must have the form name=value, got '{text}': write, for example, --set alpha=1.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,10 @@ import typer
 
 from configs.errors import BadInput
 from configs.home import Home
-from flows.cli.common import AsJson, emit, keep_compiled
+from flows.cli.common import AsJson, emit, keep_compiled, setting
 from flows.cli.data import DatasetOrFile, HorizonOf, MappingOf, PlantOf, Root, SpecOf
 
 if TYPE_CHECKING:
-    from configs.run import Setting
     from tasks.progress import FollowLearning
 
 
@@ -57,7 +55,7 @@ def train(
     from tasks.progress import StageProgress
     from tasks.training.recording import check_overrides, fit_recording, open_recording
 
-    overrides = dict(map(_setting, settings or []))
+    overrides = dict(map(setting, settings or []))
     # Reject a wrong name before anything is read.
     named = algorithm and (our_algorithm(algorithm) or algorithm_at(algorithm, Path.cwd()))
     if named and named.algorithm.name in LEARNERS:
@@ -94,14 +92,3 @@ def _curves_in_mlflow(home: Home) -> FollowLearning:
     from tasks.registry.registry import Registry
 
     return partial(LearningRuns, Registry(connect(home).mlflow.url))
-
-
-def _setting(text: str) -> tuple[str, Setting]:
-    """Parse `name=value`; the value is JSON if possible, else text."""
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise BadInput(f"--set must have the form name=value, got '{text}': write, for example, --set alpha=1.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value

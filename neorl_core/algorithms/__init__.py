@@ -27,7 +27,7 @@ def check_actions(algorithm: Algorithm, spec: PlantSpec) -> None:
         ValueError: if they differ; the message lists the algorithms that fit.
     """
     discrete = spec.choices is not None
-    if algorithm.discrete == discrete:
+    if algorithm.discrete in (None, discrete):
         return
     kind, names = ("discrete", DISCRETE) if discrete else ("continuous", CONTINUOUS)
     raise ValueError(

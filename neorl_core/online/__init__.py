@@ -5,7 +5,7 @@ from __future__ import annotations
 from neorl_core.online.learner import Learner
 from neorl_core.table import Table
 
-NAMES = ("analytic_gradient",)
+NAMES = ("analytic_gradient", "ppo")
 LEARNERS: Table[Learner] = Table(__name__, NAMES, lambda module: module.LEARNER)
 
 __all__ = ["LEARNERS"]

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, actor_apply, actor_init
-from neorl_core.online.learner import Learner, Setting, composite_of, least_margins
+from neorl_core.networks import Normaliser, actor_apply
+from neorl_core.online.learner import Learner, Setting, composite_of, first_actor, lacks
 from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import (
     composite_controller,
@@ -28,9 +28,6 @@ from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
 from neorl_core.types import Params, PlantSpec, Transition
-
-FIRST = 0.01
-"""Factor of the last layer's first weights."""
 
 
 class Config(NamedTuple):
@@ -43,8 +40,8 @@ class Config(NamedTuple):
     """Episodes of an update."""
     actor_lr: float = 2e-3
     recipe: Recipe = Recipe(clip=1.0, schedule="cosine", steps=600)
-    margin: float = 0.15
-    """Margin below which a step is penalised, as a share of the limit's width (in the limit's unit if one-sided)."""
+    margin: float = 1.2
+    """Margin below which a step is penalised, as a multiple of the shield's buffer."""
     margin_weight: float = 100.0
     """Points of score that an episode loses for a step on a limit; the loss grows with the square of the lack."""
 
@@ -63,16 +60,14 @@ class State(NamedTuple):
 def init(key: PRNGKeyArray, setting: Setting) -> State:
     """Return the initial training state: an actor that hardly moves the plant's controller."""
     _, shield, normaliser, config = setting
-    actor = actor_init(key, len(normaliser.mean), len(normaliser.action_half_range), config.hidden)
-    last = f"Dense_{len(config.hidden)}"
-    actor = actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}
+    actor = first_actor(key, normaliser, config.hidden)
     return State(actor, optimisers.init(config.recipe, actor), hyperparameters(config), shield, normaliser)
 
 
 def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss of one episode, in points of score, and metrics.
 
-    loss = −return/point + weight · Σ relu(1 − margin/least)², over steps and limits.
+    loss = −score + weight · Σ relu(1 − margin/least)², over steps and limits.
 
     Args:
         key: key of the episode, as for `rollouts`.
@@ -83,7 +78,7 @@ def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) ->
     params = composite_of(actor, setting)
     key_constants, key_run = jax.random.split(key)
     trace = rollout(plant, controller, params, key_run, plant.sample_params(key_constants, plant.domain))
-    lack = jax.nn.relu(1.0 - trace.margins / least_margins(plant.spec, config.margin))
+    lack = lacks(trace.margins, setting.shield, config.margin)
     penalty = jnp.sum(jnp.where(trace.alive[:, None], lack, 0.0) ** 2)
     low, high = plant.spec.score_range
     score = (jnp.sum(trace.rewards) - low) / (high - low) * 100.0

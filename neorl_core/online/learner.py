@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, Policy
+from neorl_core.networks import Normaliser, Policy, actor_init
 from neorl_core.plants.base import clip_to, rollouts
 from neorl_core.safety.composite import Composite, correction_inputs, make_composite
 from neorl_core.safety.shield import ShieldParams
@@ -26,6 +26,8 @@ CHUNK = 50
 """Updates between two checkpoints, at most: an update simulates whole episodes."""
 OBSERVED = 64
 """Episodes of the plant's controller that determine the normaliser."""
+FIRST = 0.01
+"""Factor of the last layer's first weights."""
 
 
 class Setting(NamedTuple):
@@ -62,8 +64,9 @@ def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:
         high = np.asarray(plant.set_points.reach)
         low = -high
     scale = np.where(varies(mean, deviation), deviation, 1.0)
-    found = mean, scale, (low + high) / 2, (high - low) / 2
-    return Normaliser(*(jnp.asarray(x, jnp.float32) for x in found))
+    choices = None if plant.spec.choices is None else jnp.arange(plant.spec.acting, dtype=jnp.float32)
+    numbers = mean, scale, (low + high) / 2, (high - low) / 2
+    return Normaliser(*(jnp.asarray(x, jnp.float32) for x in numbers))._replace(choices=choices)
 
 
 @partial(jax.jit, static_argnames="plant")
@@ -87,11 +90,14 @@ def composite_of(actor: Params, setting: Setting) -> Composite:
     """Return the composite of an actor.
 
     The actor moves the set points of the controller by at most their `reach`. If the plant declares no set points, the
-    actor moves the controller's action by at most half of the action's range.
+    actor moves the controller's action by at most half of the action's range. For a discrete action, `config.bonus` is
+    the preference of the controller's choice.
     """
     policy, reach = Policy(actor, setting.normaliser), setting.normaliser.action_half_range
     if setting.plant.set_points is not None:
         return make_composite(setting.plant, policy, setting.shield, shift=reach)
+    if setting.plant.spec.choices is not None:
+        reach = jnp.full_like(reach, setting.config.bonus)
     return make_composite(setting.plant, policy, setting.shield, correction=reach)
 
 
@@ -102,7 +108,28 @@ def without_rows(spec: PlantSpec) -> TrainingRows:
     return resident(Transition(observation, action, number, number, observation, number))
 
 
-def least_margins(spec: PlantSpec, share: float) -> Float[np.ndarray, " K"]:
-    """Return the margin of each limit below which a step is penalised: a share of the width, or of 1 if one-sided."""
-    widths = np.asarray([limit.high - limit.low for limit in spec.constraints])
-    return share * np.where(np.isfinite(widths), widths, 1.0)
+def lacks(margins: Float[Array, "*n K"], shield: ShieldParams, factor: float | Array) -> Float[Array, "*n K"]:
+    """Return relu(1 − margin / (factor · buffer)) of each limit; 0 for a limit without a buffer.
+
+    Args:
+        margins: (..., K), in the limit's unit.
+        shield: supplies the buffer (K,) of each limit, in the limit's unit.
+        factor: margin below which a step is penalised, as a multiple of the buffer.
+    """
+    buffer = jnp.broadcast_to(shield.margin_buffer[0], margins.shape)
+    least = factor * jnp.where(buffer > 0, buffer, 1.0)
+    return jnp.where(buffer > 0, jax.nn.relu(1.0 - margins / least), 0.0)
+
+
+def points(plant: Plant, reward: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Return rewards in points of score."""
+    low, high = plant.spec.score_range
+    return reward / (high - low) * 100.0
+
+
+def first_actor(key: PRNGKeyArray, normaliser: Normaliser, hidden: tuple[int, ...]) -> Params:
+    """Return an actor that hardly moves the plant's controller."""
+    outputs = len(normaliser.action_half_range) if normaliser.choices is None else len(normaliser.choices)
+    actor = actor_init(key, len(normaliser.mean), outputs, hidden)
+    last = f"Dense_{len(hidden)}"
+    return actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}

@@ -1,33 +1,39 @@
-"""Proximal policy optimisation (PPO) in a simulator, for plants without useful gradients.
+"""Proximal policy optimisation (PPO) in a simulator, for plants without useful gradients or with discrete actions.
 
-Schulman et al. 2017 (arXiv 1707.06347), with generalised advantages (Schulman et al. 2016, arXiv 1506.02438).
-`neorl_core.online.copies` lists the inputs and actions of the policy.
+Schulman et al. 2017 (arXiv 1707.06347), with generalised advantages (Schulman et al. 2016, arXiv 1506.02438). The
+network's output is sampled, and the composite turns the output into an action, so shield and plant's controller are
+part of the environment. The critic observes the simulator's true state (asymmetric actor-critic of Pinto et al. 2018,
+arXiv 1710.06542).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.networks import Policy, actor_apply, actor_init, mlp_apply, normalise, value_init
-from neorl_core.online.analytic_gradient import FIRST
-from neorl_core.online.copies import Copy, Scales, move, start
+from neorl_core.networks import Normaliser, actor_apply, mlp_apply, normalise, to_unit, value_init
+from neorl_core.online.copies import Copy, known, move, points, start
+from neorl_core.online.learner import Learner, Setting, first_actor
+from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
-from neorl_core.training.population import Metrics
-from neorl_core.types import Params, Plant
+from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
+from neorl_core.types import Params, PlantSpec, Transition, varies
+
+FARTHEST = 10.0
+"""Largest absolute normalised input of the critic."""
 
 
 class Config(NamedTuple):
-    """Hyper-parameters of a run."""
+    """Hyper-parameters. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
-    updates: int = 200
+    warm_up_updates: int = 400
+    """Updates at the start that run the policy without the shield; the later updates run the composite."""
     copies: int = 64
     """Copies of the plant that run in parallel."""
     steps: int = 64
@@ -37,16 +43,20 @@ class Config(NamedTuple):
     parts: int = 4
     """Gradient steps of a pass."""
     lr: float = 3e-4
-    """Learning rate of both networks; falls to zero linearly."""
+    """Learning rate of both networks."""
+    recipe: Recipe = Recipe(clip=0.5, schedule="linear", steps=500)
+    """Optimiser of both networks. `warmup` and `steps` count updates."""
     discount: float = 0.99
     decay: float = 0.95
     """Decay λ of the generalised advantages."""
     clip: float = 0.2
     """Largest change of a probability ratio that the loss rewards."""
     deviation: float = 0.1
-    """Standard deviation of a continuous correction, as a share of the largest correction."""
-    margin: float = 0.15
-    """Margin below which a step is penalised, as a share of the limit's width (in the limit's unit if one-sided)."""
+    """First standard deviation of the output before the tanh, which is learned; not used for discrete actions."""
+    bonus: int = 2
+    """Preference of the choice of the plant's controller; not used for continuous actions."""
+    margin: float = 1.2
+    """Margin below which a step is penalised, as a multiple of the shield's buffer."""
     margin_weight: float = 10.0
     """Points of score that an episode loses for a step on a limit; the loss grows with the square of the lack."""
 
@@ -55,7 +65,19 @@ class Weights(NamedTuple):
     """Weights of both networks."""
 
     actor: Params
+    log_deviation: Float[Array, " U"]
+    """Logarithm of the standard deviation of the output; not used for discrete actions."""
     critic: Params
+
+
+class Scales(NamedTuple):
+    """Scales of the critic, from first episodes."""
+
+    mean: Float[Array, " V"]
+    deviation: Float[Array, " V"]
+    value_mean: Float[Array, ""]
+    value_deviation: Float[Array, ""]
+    """Mean and standard deviation of the discounted returns, in points of score."""
 
 
 class State(NamedTuple):
@@ -65,17 +87,11 @@ class State(NamedTuple):
     optimiser: Optimiser
     copies: Copy
     """All copies; leaves have a leading axis."""
-    key: UInt32[Array, " 2"]
-    """Never changes; each update derives its key from this key and `step`."""
-    step: Int[Array, ""]
-
-
-class Setting(NamedTuple):
-    """Everything that stays the same during a run."""
-
-    plant: Plant
     scales: Scales
-    config: Config
+    hyper: Hyperparameters
+    shield: ShieldParams
+    """Never changes. Shield and normaliser are in the state, so that programs do not depend on their numbers."""
+    normaliser: Normaliser
 
 
 class Rows(NamedTuple):
@@ -83,35 +99,53 @@ class Rows(NamedTuple):
 
     inputs: Float[Array, "*n I"]
     taken: Array
-    """Correction (..., A) before clipping, as a share of the largest correction; number (...,) of a discrete choice."""
+    """Sampled output (..., A) of the network, or number (...,) of the preferred choice."""
     log_density: Float[Array, "*n"]
     """Logarithm of the density or probability of `taken`, without constants."""
     score: Float[Array, "*n"]
     """Points of score."""
     reward: Float[Array, "*n"]
     """Points of score, less the penalty."""
-    after: Float[Array, "*n I"]
-    """Inputs after the step, before a new start."""
+    known: Float[Array, "*n V"]
+    """Inputs of the critic."""
+    after: Float[Array, "*n V"]
+    """Inputs of the critic after the step, before a new start."""
+    taken_over: Bool[Array, "*n"]
+    violated: Bool[Array, "*n"]
     terminated: Bool[Array, "*n"]
     ended: Bool[Array, "*n"]
 
 
 def init(key: PRNGKeyArray, setting: Setting) -> State:
-    """Return the initial training state: an actor that hardly corrects the controller, or chooses almost evenly."""
-    actor_key, critic_key, copies_key, train_key = jax.random.split(key, 4)
-    plant, config, inputs = setting.plant, setting.config, len(setting.scales.normaliser.mean)
-    actor = actor_init(actor_key, inputs, plant.spec.acting, config.hidden)
-    last = f"Dense_{len(config.hidden)}"
-    actor = actor | {last: jax.tree.map(lambda x: FIRST * x, actor[last])}
-    weights = Weights(actor, value_init(critic_key, inputs, config.hidden))
-    recipe = Recipe(clip=0.5, schedule="linear", steps=config.updates * config.epochs * config.parts)
-    copies = jax.jit(jax.vmap(partial(start, plant)))(jax.random.split(copies_key, config.copies))
-    return State(weights, optimisers.init(recipe, weights), copies, jax.random.key_data(train_key), jnp.int32(0))
+    """Return the initial training state: an actor that hardly moves the plant's controller."""
+    actor_key, critic_key, copies_key, run_key = jax.random.split(key, 4)
+    _, shield, normaliser, config = setting
+    actor = first_actor(actor_key, normaliser, config.hidden)
+    copies = jax.vmap(partial(start, setting))(jax.random.split(copies_key, config.copies))
+    last = actor[f"Dense_{len(config.hidden)}"]["bias"]
+    weights = Weights(actor, jnp.full_like(last, jnp.log(config.deviation)), {})
+    scales = _scales(setting, _run(setting, weights, copies, run_key, setting.plant.spec.horizon, False)[1])
+    weights = weights._replace(critic=value_init(critic_key, len(scales.mean), config.hidden))
+    each, recipe = config.epochs * config.parts, config.recipe
+    recipe = recipe._replace(steps=each * recipe.steps, warmup=each * recipe.warmup)
+    memory = optimisers.init(recipe, weights)
+    return State(weights, memory, copies, scales, hyperparameters(config), shield, normaliser)
 
 
-def policy_of(weights: Weights, setting: Setting) -> Policy:
-    """Return the learned policy, which gives the mean correction or the most probable choice."""
-    return Policy(weights.actor, setting.scales.normaliser)
+def _scales(setting: Setting, rows: Rows) -> Scales:
+    """Return mean and standard deviation of the critic's inputs and of the discounted returns."""
+
+    def back(following: Float[Array, " N"], now: Any) -> Any:
+        reward, ended = now
+        found = reward + setting.config.discount * jnp.where(ended, 0.0, following)
+        return found, found
+
+    returns = jax.lax.scan(back, jnp.zeros_like(rows.reward[0]), (rows.reward, rows.ended), reverse=True)[1]
+    both = [(jnp.mean(x, axis=(0, 1)), jnp.std(x, axis=(0, 1))) for x in (rows.known, returns)]
+    (mean, deviation), (value_mean, value_deviation) = (
+        (mean, jnp.where(varies(mean, deviation), deviation, 1.0)) for mean, deviation in both
+    )
+    return Scales(mean, deviation, value_mean, value_deviation)
 
 
 def advantages(
@@ -136,18 +170,17 @@ def advantages(
     return found
 
 
-def surrogate(ratio: Float[Array, "*n"], advantage: Float[Array, "*n"], clip: float) -> Float[Array, "*n"]:
+def surrogate(ratio: Float[Array, "*n"], advantage: Float[Array, "*n"], clip: float | Array) -> Float[Array, "*n"]:
     """Return min(ratio A, clip(ratio, 1 − ε, 1 + ε) A), equation 7 of Schulman et al. 2017."""
     return jnp.minimum(ratio * advantage, jnp.clip(ratio, 1.0 - clip, 1.0 + clip) * advantage)
 
 
-def update(state: State, setting: Setting) -> tuple[State, Metrics]:
+def update(state: State, setting: Setting, key: PRNGKeyArray, protected: bool) -> tuple[State, Metrics]:
     """Run the copies for `config.steps` steps, and improve both networks by these steps."""
-    config, horizon = setting.config, setting.plant.spec.horizon
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.key, impl="threefry2x32"), state.step)
+    plant, _, _, config = setting
     run_key, order_key = jax.random.split(key)
-    copies, rows = _run(setting, state.weights.actor, state.copies, run_key)
-    value, after = (_value(setting, state.weights.critic, x) for x in (rows.inputs, rows.after))
+    copies, rows = _run(setting, state.weights, state.copies, run_key, config.steps, protected)
+    value, after = (_value(state.scales, state.weights.critic, x) for x in (rows.known, rows.after))
     advantage = advantages(rows, value, after, config)
     scaled = (advantage - jnp.mean(advantage)) / (jnp.std(advantage) + 1e-8)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (rows, scaled, advantage + value))
@@ -156,101 +189,142 @@ def update(state: State, setting: Setting) -> tuple[State, Metrics]:
     def improve(carry: tuple[Weights, Optimiser], part: Int[Array, " B"]) -> Any:
         weights, optimiser = carry
         chosen = jax.tree.map(lambda x: x[part], flat)
-        gradient, metrics = jax.grad(_loss, has_aux=True)(weights, setting, *chosen)
+        gradient, metrics = jax.grad(_loss, has_aux=True)(weights, setting, state.scales, *chosen)
         return optimisers.step(weights, gradient, optimiser, jnp.asarray(config.lr)), metrics
 
     # Rows that do not fill a part are left out; each pass leaves out others.
-    orders = [
-        jax.random.permutation(key, count)[: count // config.parts * config.parts].reshape(config.parts, -1)
-        for key in jax.random.split(order_key, config.epochs)
-    ]
-    improved, metrics = jax.lax.scan(improve, (state.weights, state.optimiser), jnp.concatenate(orders))
+    passes = jax.vmap(partial(jax.random.permutation, x=count))(jax.random.split(order_key, config.epochs))
+    orders = passes[:, : count // config.parts * config.parts].reshape(config.epochs * config.parts, -1)
+    (weights, optimiser), metrics = jax.lax.scan(improve, (state.weights, state.optimiser), orders)
+    horizon, lowest = plant.spec.horizon, points(plant, jnp.asarray(plant.spec.score_range[0]))
     found = jax.tree.map(jnp.mean, metrics) | {
-        "score": jnp.mean(rows.score) * horizon,
+        "score": jnp.mean(rows.score) * horizon - lowest,
         "penalty": jnp.mean(rows.score - rows.reward) * horizon,
-        "ended": jnp.mean(rows.ended),
+        "violated": jnp.mean(rows.violated) * horizon,
+        "taken_over": jnp.mean(rows.taken_over),
     }
-    return State(*improved, copies, state.key, state.step + 1), found
+    return state._replace(weights=weights, optimiser=optimiser, copies=copies), found
 
 
-def _run(setting: Setting, actor: Params, copies: Copy, key: PRNGKeyArray) -> tuple[Copy, Rows]:
-    """Run all copies for `config.steps` steps."""
-    plant, config = setting.plant, setting.config
+def _run(
+    setting: Setting, weights: Weights, copies: Copy, key: PRNGKeyArray, steps: int, protected: bool
+) -> tuple[Copy, Rows]:
+    """Run all copies for some steps."""
+    plant, _, normaliser, config = setting
 
     def one(copy: Copy, key: PRNGKeyArray) -> tuple[Copy, Rows]:
         act_key, move_key = jax.random.split(key)
-        output = _output(setting, actor, copy.inputs)
-        if plant.spec.choices is None:
-            taken = output + config.deviation * jax.random.normal(act_key, output.shape)
-            action = copy.command + setting.scales.normaliser.action_half_range * jnp.clip(taken, -1.0, 1.0)
+        output = _output(setting, weights.actor, copy.inputs)
+        if normaliser.choices is None:
+            sampled = output + jnp.exp(weights.log_deviation) * jax.random.normal(act_key, output.shape)
+            taken = sampled
         else:
-            taken = jax.random.categorical(act_key, output)
-            action = taken[None].astype(output.dtype)
-        moved = move(plant, copy, action, move_key, config.margin)
+            # The largest sum of a preference and Gumbel noise is a sample of the softmax.
+            sampled = output + jax.random.gumbel(act_key, output.shape)
+            taken = jnp.argmax(sampled + _bonus(setting, copy.inputs))
+        moved = move(setting, copy, sampled, move_key, protected)
         return moved.copy, Rows(
             inputs=copy.inputs,
             taken=taken,
-            log_density=_log_density(setting, output, taken),
+            log_density=log_density(setting, weights, copy.inputs, taken),
             score=moved.score,
             reward=moved.score - config.margin_weight * moved.penalty,
-            after=moved.after,
+            known=known(plant, copy),
+            after=known(plant, moved.after),
+            taken_over=moved.after.memory.handed_over,
+            violated=moved.violated,
             terminated=moved.terminated,
             ended=moved.ended,
         )
 
-    def all_copies(copies: Copy, key: PRNGKeyArray) -> tuple[Copy, Rows]:
+    def every(copies: Copy, key: PRNGKeyArray) -> tuple[Copy, Rows]:
         return jax.vmap(one)(copies, jax.random.split(key, config.copies))
 
-    found: tuple[Copy, Rows] = jax.lax.scan(all_copies, copies, jax.random.split(key, config.steps))
+    found: tuple[Copy, Rows] = jax.lax.scan(every, copies, jax.random.split(key, steps))
     return found
 
 
 def _output(setting: Setting, actor: Params, inputs: Float[Array, "*n I"]) -> Float[Array, "*n U"]:
-    """Return mean corrections in [-1, 1], or the logits of discrete choices."""
-    apply = actor_apply if setting.plant.spec.choices is None else mlp_apply
-    return apply(actor, normalise(setting.scales.normaliser, inputs))
+    """Return the output of the network, without tanh and bonus."""
+    return mlp_apply(actor, normalise(setting.normaliser, inputs))
 
 
-def _value(setting: Setting, critic: Params, inputs: Float[Array, "*n I"]) -> Float[Array, "*n"]:
+def _bonus(setting: Setting, inputs: Float[Array, "*n I"]) -> Float[Array, "*n C"]:
+    """Return the additional preference of the controller's choice, which is the last input."""
+    bonus: Float[Array, "*n C"] = setting.config.bonus * to_unit(setting.normaliser, inputs[..., -1:])
+    return bonus
+
+
+def _value(scales: Scales, critic: Params, inputs: Float[Array, "*n V"]) -> Float[Array, "*n"]:
     """Return estimated discounted returns, in points of score."""
-    normaliser, mean, scale = setting.scales
-    return mean + scale * mlp_apply(critic, normalise(normaliser, inputs))[..., 0]
+    scaled = jnp.clip((inputs - scales.mean) / scales.deviation, -FARTHEST, FARTHEST)
+    return scales.value_mean + scales.value_deviation * mlp_apply(critic, scaled)[..., 0]
 
 
-def _log_density(setting: Setting, output: Float[Array, "*n U"], taken: Array) -> Float[Array, "*n"]:
+def log_density(setting: Setting, weights: Weights, inputs: Float[Array, "*n I"], taken: Array) -> Float[Array, "*n"]:
     """Return the logarithm of the density or probability of `taken`, without constants."""
-    if setting.plant.spec.choices is None:
-        total: Float[Array, "*n"] = -0.5 * jnp.sum(((taken - output) / setting.config.deviation) ** 2, axis=-1)
+    output = _output(setting, weights.actor, inputs)
+    if setting.normaliser.choices is None:
+        noise = (taken - output) * jnp.exp(-weights.log_deviation)
+        total: Float[Array, "*n"] = -jnp.sum(0.5 * noise**2 + weights.log_deviation, axis=-1)
         return total
-    return jnp.take_along_axis(jax.nn.log_softmax(output), taken[..., None], axis=-1)[..., 0]
+    each = jax.nn.log_softmax(output + _bonus(setting, inputs))
+    chosen: Float[Array, "*n"] = jnp.take_along_axis(each, taken[..., None], axis=-1)[..., 0]
+    return chosen
 
 
 def _loss(
-    weights: Weights, setting: Setting, rows: Rows, advantage: Float[Array, " B"], target: Float[Array, " B"]
+    weights: Weights,
+    setting: Setting,
+    scales: Scales,
+    rows: Rows,
+    advantage: Float[Array, " B"],
+    target: Float[Array, " B"],
 ) -> tuple[Float[Array, ""], Metrics]:
     """Return the loss −E[surrogate] + ½ E[(V − target)²/scale²], and metrics."""
     clip = setting.config.clip
-    output = _output(setting, weights.actor, rows.inputs)
-    ratio = jnp.exp(_log_density(setting, output, rows.taken) - rows.log_density)
-    error = jnp.mean((_value(setting, weights.critic, rows.inputs) - target) ** 2) / setting.scales.value_scale**2
-    metrics = {"critic_loss": error, "clipped": jnp.mean(jnp.abs(ratio - 1.0) > clip)}
+    ratio = jnp.exp(log_density(setting, weights, rows.inputs, rows.taken) - rows.log_density)
+    error = jnp.mean((_value(scales, weights.critic, rows.known) - target) ** 2) / scales.value_deviation**2
+    spread = jnp.mean(jnp.exp(weights.log_deviation))
+    metrics = {"critic_loss": error, "deviation": spread, "clipped": jnp.mean(jnp.abs(ratio - 1.0) > clip)}
     return 0.5 * error - jnp.mean(surrogate(ratio, advantage, clip)), metrics
 
 
-def make_chunk(setting: Setting, updates: int) -> Callable[[State], tuple[State, Metrics]]:
-    """Return a function that takes `updates` updates and returns the last state and the means of the metrics.
+def algorithm(setting: Setting) -> Algorithm:
+    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches."""
+    plant, shield, normaliser, settings = setting
+    discrete = normaliser.choices is not None
 
-    Settings of one plant share the compiled program.
-    """
-    return partial(_compiled(setting.plant, setting.config, updates), setting.scales)
+    def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
+        return init(key, Setting(plant, shield, normaliser, config))
+
+    def taken(protected: bool, state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
+        config = settings._replace(**state.hyper)
+        return update(state, Setting(plant, state.shield, state.normaliser, config), key, protected)
+
+    return UNBOUND._replace(
+        init=fresh,
+        update=partial(taken, True),
+        warm_up=partial(taken, False),
+        act=lambda state, inputs: (mlp_apply if discrete else actor_apply)(state.weights.actor, inputs),
+        discrete=discrete,
+    )
 
 
-@lru_cache(maxsize=16)
-def _compiled(plant: Plant, config: Config, updates: int) -> Callable[[Scales, State], tuple[State, Metrics]]:
-    @jax.jit
-    def chunk(scales: Scales, state: State) -> tuple[State, Metrics]:
-        setting = Setting(plant, scales, config)
-        state, metrics = jax.lax.scan(lambda s, _: update(s, setting), state, length=updates)
-        return state, jax.tree.map(jnp.mean, metrics)
+def _without_plant(*_: Any) -> Any:
+    raise TypeError("this learner needs a plant: call ppo.algorithm first")
 
-    return chunk
+
+UNBOUND = Algorithm(
+    name="ppo",
+    Config=Config,
+    batches_per_update=1,
+    init=_without_plant,
+    update=_without_plant,
+    act=_without_plant,
+    actor=lambda state: state.weights.actor,
+    warm_up=_without_plant,
+    usual_updates=500,
+    discrete=None,
+)
+LEARNER = Learner(UNBOUND, algorithm)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
 from neorl_core.history import stack_first, stack_next
-from neorl_core.networks import Policy, policy_act, preferences
+from neorl_core.networks import Policy, policy_act, preferences, to_physical, to_unit
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.shield import (
     Shield,
@@ -46,7 +46,8 @@ class Composite(NamedTuple):
     """Earlier values that the policy observes; shield, fallback and predictions use the plain observation."""
     correction: Float[Array, " A"] | None = None
     """Largest correction of the fallback's action, in the action's unit; None if the policy gives the whole action.
-    The network of a policy that corrects observes `correction_inputs`, and gives a share of this number."""
+    The network of a policy that corrects observes `correction_inputs`, and gives a share of this number. For a discrete
+    action, this number is added to the network's output for the fallback's choice."""
     shift: Float[Array, " K"] | None = None
     """Largest shift of each of the plant's `set_points`, in its unit; None if the policy moves no set points. The
     network observes `correction_inputs`, and gives a share of this number."""
@@ -88,7 +89,8 @@ def make_composite(
         policy: the policy; None for the fallback alone.
         shield: the shield; `default_shield` if None.
         history: earlier values that the policy observes.
-        correction: largest correction (A,) of the fallback's action; None if the policy gives the whole action.
+        correction: largest correction (A,) of the fallback's action, or preference of the fallback's choice; None if
+            the policy gives the whole action.
         shift: largest shift (K,) of the plant's set points; None if the policy moves no set points.
     """
     shield = default_shield(plant.spec) if shield is None else shield
@@ -137,6 +139,17 @@ def _moved(
     assert composite.shift is not None
     params = plant.set_points.shifted(composite.fallback, composite.shift * share)
     return plant.fallback.act(params, answer.before, answer.observation, answer.applied)
+
+
+def _liked(
+    composite: Composite, seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]
+) -> Float[Array, " C"]:
+    """Return the policy's preference of each choice."""
+    assert composite.policy is not None
+    if composite.correction is None:
+        return preferences(composite.policy, seen)
+    liked = preferences(composite.policy, correction_inputs(seen, memory, command))
+    return liked + composite.correction * to_unit(composite.policy.normaliser, command)
 
 
 def _all_finite(tree: Params) -> Bool[Array, ""]:
@@ -189,7 +202,7 @@ def _trusted(
 
 def _best_choice(
     composite: Composite,
-    seen: Float[Array, " S"],
+    liked: Float[Array, " C"],
     applied: Float[Array, " A"],
     since: Params,
     trusted: Callable[[Float[Array, " A"], Params], Bool[Array, ""]],
@@ -201,7 +214,7 @@ def _best_choice(
     policy, shield = composite.policy, composite.shield
     assert policy is not None
     assert policy.normaliser.choices is not None
-    liked, choices = preferences(policy, seen), policy.normaliser.choices[:, None]
+    choices = policy.normaliser.choices[:, None]
 
     def possible(choice: Float[Array, " A"]) -> Bool[Array, ""]:
         had = jnp.all(limit_action(shield, choice, applied, since) == choice)
@@ -285,8 +298,9 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             kept = memory
             trusted = partial(_trusted, plant, composite)
             if shield.dwell is not None:
+                liked = _liked(composite, stacked, memory, _finite_action(shield, command))
                 choose = partial(trusted, memory, observation, state.handed_over)
-                chosen, sound = _best_choice(composite, stacked, applied, since, choose)
+                chosen, sound = _best_choice(composite, liked, applied, since, choose)
             else:
                 if composite.moves_fallback:
                     answer = _Answer(before, observation, applied, memory, _finite_action(shield, command))
@@ -335,8 +349,13 @@ def unshielded_controller(plant: Plant) -> Controller:
         seen = stack_next(composite.history, before, clip_to(plant.spec.action, applied), observation)
         if composite.moves_fallback:
             following, command = plant.fallback.act(composite.fallback, memory, observation, applied)
-            answer = _Answer(memory, observation, applied, following, clip_to(plant.spec.action, command))
-            memory, action = _moved(plant, composite, seen, answer)
+            command = clip_to(plant.spec.action, command)
+            if plant.spec.choices is None:
+                answer = _Answer(memory, observation, applied, following, command)
+                memory, action = _moved(plant, composite, seen, answer)
+            else:
+                liked = _liked(composite, seen, following, jnp.round(command))
+                memory, action = following, to_physical(composite.policy.normaliser, liked)
         else:
             action = policy_act(composite.policy, seen)
         return (memory, () if composite.history is None else seen), action

@@ -19,14 +19,14 @@ from neorl_core.training import optimisers
 from neorl_core.training.preparation import LARGEST
 from neorl_core.types import Params, PlantSpec, Transition
 
-ABOVE_ZERO = frozenset({"huber", "tau", "temperature", "margin"})
+ABOVE_ZERO = frozenset({"huber", "tau", "temperature", "margin", "deviation", "clip"})
 """Hyper-parameters that must be positive."""
 AT_LEAST_ZERO = frozenset(
     {"alpha", "beta", "noise", "noise_clip", "diversity", "penalty", "actor_penalty", "critic_penalty", "support"}
-    | {"margin_weight", "actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr"}
+    | {"margin_weight", "actor_lr", "critic_lr", "clone_lr", "model_lr", "alpha_lr", "temperature_lr", "lr"}
 )
 """Hyper-parameters that must not be negative."""
-SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup"})
+SHARES = frozenset({"discount", "tau", "expectile", "real", "entropy_backup", "decay"})
 """Hyper-parameters that must be from 0 to 1. NeoRL checks these three sets for user-defined algorithms, too."""
 
 Metrics = dict[str, Float[Array, "..."]]
@@ -60,8 +60,9 @@ class Algorithm(NamedTuple):
     usual_updates: int = 0
     """Gradient steps of a run for which the defaults of `warm_up_updates` and of decaying schedules are correct. Other
     runs scale these defaults. 0 if no default depends on the length of a run."""
-    discrete: bool = False
-    """Whether an action is one of several choices, given as a one-hot vector, instead of continuous numbers."""
+    discrete: bool | None = False
+    """Whether an action is one of several choices, given as a one-hot vector, instead of continuous numbers.
+    None if the algorithm learns both."""
 
 
 def wrap_updates(algorithm: Algorithm, wrap: Callable[[Update], Update]) -> Algorithm:

@@ -54,10 +54,13 @@ def without_batches(run: OpenedRun, data: TrainingData, warm_up: int) -> Trainin
 
 
 def useless(plant: str, metrics: Mapping[str, float]) -> str | None:
-    """Return why a simulator's gradients are of no use, from the mean metrics of some updates; None if they are."""
-    smooth = "make the simulator smooth, or use an offline learner"
-    if metrics["finite"] < LEAST_FINITE:
+    """Return why a simulator's gradients are of no use, from the mean metrics of some updates; None if they are.
+
+    Always None for a learner without gradients of the simulator, which has no metrics `finite` and `gradient`.
+    """
+    smooth = "make the simulator smooth, or use the learner ppo"
+    if metrics.get("finite", 1.0) < LEAST_FINITE:
         return f"only {metrics['finite']:.0%} of the episodes of {plant} have a finite gradient: {smooth}"
-    if metrics["gradient"] == 0.0:
+    if metrics.get("gradient") == 0.0:
         return f"the gradient of the return of {plant} by the actions is 0, as after rounding: {smooth}"
     return None

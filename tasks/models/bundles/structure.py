@@ -189,7 +189,7 @@ def _misfit(composite: Params, plant: Plant | Process) -> str | None:
         return fault
     if not composite.moves_fallback:
         return _misfit_of_policy(composite.policy, plant.spec, composite.history)
-    if isinstance(plant, Process) or plant.spec.choices is not None:
+    if isinstance(plant, Process) or (plant.spec.choices is not None and composite.shift is not None):
         return moves
     return _misfit_of_moves(composite, plant)
 
@@ -309,7 +309,7 @@ def _misfit_of_policy(
         normaliser = normaliser._replace(choices=_zeros((spec.acting,)))
     if not isinstance(policy, Policy) or not _alike(policy.normaliser, normaliser):
         return "another policy"
-    outputs = spec.acting if moved is None else moved
+    outputs = spec.acting if moved is None or spec.choices is not None else moved
     return None if is_network(policy.params, observed, outputs, history, spec.layout) else "another network"
 
 

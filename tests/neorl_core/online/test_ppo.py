@@ -1,7 +1,8 @@
-"""PPO: advantages and loss by hand, CartPole, and a linear plant."""
+"""PPO: advantages, loss and scales by hand, steps against the composite, CartPole, and a linear plant."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,19 +11,37 @@ import numpy as np
 import pytest
 
 from benchmarks.cartpole.online import SEEDS, learned, mean_return
-from neorl_core.online.copies import scales
-from neorl_core.online.ppo import Config, Rows, Setting, State, advantages, init, make_chunk, policy_of, surrogate
-from neorl_core.plants.base import rollouts
-from neorl_core.safety.composite import make_composite, unshielded_controller
+from neorl_core.online.copies import move, points, start
+from neorl_core.online.learner import Setting, composite_of, first_actor, lacks, observe, without_rows
+from neorl_core.online.ppo import Config, Rows, Weights, _run, _scales, advantages, algorithm, log_density, surrogate
+from neorl_core.plants import PLANTS
+from neorl_core.plants.base import clip_to, rollouts
+from neorl_core.safety.composite import composite_controller, unshielded_controller
+from neorl_core.safety.shield import default_shield
+from neorl_core.training.loop import RunState, schedule, train
+from neorl_core.training.optimisers import Recipe
+from neorl_core.training.population import Member, configure, init_population, make_train_chunk
 from neorl_core.types import Plant
 from tests.neorl_core.online.test_analytic_gradient import IDLE, LINEAR, riccati_gain
 
-FEW = Config(updates=4, copies=4, steps=8, epochs=2, parts=2)
+FEW = Config(copies=4, steps=8, epochs=2, parts=2, hidden=(8,), warm_up_updates=2)
+PUMPS = PLANTS["pumping_station"]
 
 
-def setting(plant: Plant, config: Config) -> tuple[Setting, State]:
-    found = Setting(plant, scales(plant, jax.random.key(9), config.discount), config)
-    return found, init(jax.random.key(0), found)
+def setting(plant: Plant, config: Config) -> Setting:
+    return Setting(plant, default_shield(plant.spec), observe(plant, jax.random.key(9)), config)
+
+
+def trained(found: Setting, updates: int, seeds: int = 1, chunk: int = 2, **how: Any) -> RunState:
+    learner = algorithm(found)
+    fresh = init_population(learner, found.plant.spec, found.config, [Member(i, i, {}) for i in range(seeds)])
+    plan = schedule(updates, chunk, 1, found.config.warm_up_updates)
+    return train(learner, fresh, without_rows(found.plant.spec), plan, 1, **how)
+
+
+def rows(**given: Any) -> Rows:
+    """Return rows of one copy per column; fields that are not given are zero."""
+    return Rows(**dict.fromkeys(Rows._fields, jnp.zeros(given["reward"].shape)) | given)
 
 
 def test_advantages_by_hand() -> None:
@@ -31,9 +50,8 @@ def test_advantages_by_hand() -> None:
     value, after = jnp.array([[4.0] * 3, [6.0] * 3]), jnp.array([[6.0, 8.0, 8.0], [10.0] * 3])
     ended = jnp.array([[False, True, True], [False] * 3])
     terminated = jnp.array([[False, False, True], [False] * 3])
-    nothing = jnp.zeros((2, 3))
-    rows = Rows(nothing, nothing, nothing, nothing, reward, nothing, terminated, ended)
-    found = advantages(rows, value, after, FEW._replace(discount=0.5, decay=0.5))
+    taken = rows(reward=reward, terminated=terminated, ended=ended)
+    found = advantages(taken, value, after, FEW._replace(discount=0.5, decay=0.5))
     # Last row: 2 + 0.5 · 10 − 6 = 1. First row: 1 + 0.5 · 6 − 4 + 0.25 · 1 = 0.25; 1 + 4 − 4 = 1; 1 − 4 = −3.
     np.testing.assert_allclose(found, [[0.25, 1.0, -3.0], [1.0, 1.0, 1.0]])
 
@@ -46,40 +64,152 @@ def test_the_surrogate_rewards_no_larger_change() -> None:
     np.testing.assert_allclose(slope, [2.0, 2.0, 0.0, 0.0, -2.0, -2.0])
 
 
-def test_a_run_in_parts_gives_the_same_bits() -> None:
-    found, state = setting(LINEAR, FEW)
-    chunk: Any = make_chunk(found, 2)
-    once, _ = chunk(chunk(state)[0])
-    stored = jax.tree.map(np.asarray, chunk(state)[0])
-    again, _ = chunk(jax.tree.map(jnp.asarray, stored))
-    for one, other in zip(jax.tree.leaves(once), jax.tree.leaves(again), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert int(again.step) == 4
-    assert chunk.func._cache_size() == 1
+def test_a_margin_is_a_multiple_of_the_buffer() -> None:
+    shield = default_shield(LINEAR.spec)._replace(margin_buffer=jnp.array([[2.0, 5.0, 0.0]] * 3))
+    margins = jnp.array([[4.0, 2.0, -1.0], [1.0, 10.0, 1.0], [-4.0, 0.0, 0.0]])
+    # Penalised below margins of 4 and 10; the limit without a buffer costs nothing.
+    expected = np.array([[0.0, 0.8, 0.0], [0.75, 0.0, 0.0], [2.0, 1.0, 0.0]])
+    np.testing.assert_allclose(lacks(margins, shield, 2.0), expected, rtol=1e-6)
 
 
-def test_values_start_at_the_returns_of_the_controller() -> None:
-    # Without noise and with u = −0.5 x: x(t+1) = 0.75 x(t), so the returns are known.
-    found, _ = setting(LINEAR, FEW)
-    keys = jax.random.split(jax.random.key(9), 64)
-    seen = rollouts(LINEAR, IDLE, (), keys, (), trace=True).trajectory
-    assert seen is not None
-    rewards = np.asarray(seen.rewards, np.float64)
-    steps = rewards.shape[1]
-    weights = np.triu(0.99 ** np.maximum(np.subtract.outer(np.arange(steps), np.arange(steps)).T, 0))
-    returns = rewards @ weights.T
-    np.testing.assert_allclose(float(found.scales.value_mean), returns.mean(), rtol=1e-5)
-    np.testing.assert_allclose(float(found.scales.value_scale), returns.std(), rtol=1e-5)
+def test_scales_by_hand() -> None:
+    # γ = 0.5. Returns of the first copy: 1 + 0.5 · 4 = 3, 4; of the second, whose first step ends an episode: 2, 7.
+    taken = rows(
+        reward=jnp.array([[1.0, 2.0], [4.0, 7.0]]),
+        ended=jnp.array([[False, True], [False, False]]),
+        known=jnp.array([[[1.0, 5.0], [2.0, 5.0]], [[3.0, 5.0], [6.0, 5.0]]]),
+    )
+    found = _scales(setting(LINEAR, FEW._replace(discount=0.5)), taken)
+    np.testing.assert_allclose(found.value_mean, 4.0)
+    np.testing.assert_allclose(found.value_deviation, np.std([3.0, 4.0, 2.0, 7.0]), rtol=1e-6)
+    np.testing.assert_allclose(found.mean, [3.0, 5.0])
+    np.testing.assert_allclose(found.deviation, np.array([np.std([1.0, 2.0, 3.0, 6.0]), 1.0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("protected", [False, True])
+@pytest.mark.parametrize(("plant", "buffer"), [(LINEAR, 49.2), (PUMPS, 0.7)], ids=["linear", "pumping_station"])
+def test_copies_take_the_steps_of_the_composite(plant: Plant, buffer: float, protected: bool) -> None:
+    # Random actions exceed the buffer now and then.
+    dwell = 3 if plant.spec.choices else 1
+    shield = default_shield(plant.spec, buffer=buffer, return_buffer=0.0, hold=1, dwell=dwell)
+    found = Setting(plant, shield, observe(plant, jax.random.key(9)), FEW)
+    copy = jax.jit(partial(start, found))(jax.random.key(4))
+    controller = composite_controller(plant) if protected else unshielded_controller(plant)
+    actor = first_actor(jax.random.key(2), found.normaliser, (8,))
+    outputs = jax.random.normal(jax.random.key(3), (40, plant.spec.acting))
+    state, observation, applied = copy.state, copy.observation, copy.applied
+    composite = composite_of(actor, found)
+    memory = controller.init(composite, observation)
+    step, act = jax.jit(partial(move, found, protected=protected)), jax.jit(controller.act)
+    handed_over, total = [], 0.0
+    for t, output in enumerate(outputs):
+        key = jax.random.fold_in(jax.random.key(8), t)
+        # The same output at every observation: a network with zero weights and this bias.
+        last = {"kernel": jnp.zeros_like(actor["Dense_1"]["kernel"]), "bias": output}
+        composite = composite_of(actor | {"Dense_1": last}, found)
+        memory, command = act(composite, memory, observation, applied)
+        applied = clip_to(plant.spec.action, command)
+        state, now = plant.step(jax.random.split(key)[0], state, applied, copy.constants)
+        observation = now.observation
+        moved = step(copy, output, key)
+        copy = moved.copy
+        np.testing.assert_allclose(copy.applied, applied, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(copy.observation, observation, rtol=1e-4, atol=1e-5)
+        handed_over.append(bool(copy.memory.handed_over))
+        total += float(moved.score - points(plant, now.reward))
+    assert abs(total) < 1e-2
+    assert any(handed_over) is protected
+    assert not all(handed_over)
+
+
+def test_a_copy_restarts_after_its_last_step() -> None:
+    found = setting(LINEAR, FEW)
+    copy = start(found, jax.random.key(4))
+    step = jax.jit(partial(move, found, protected=False))
+    for t in range(LINEAR.spec.horizon):
+        moved = step(copy, jnp.zeros(1), jax.random.fold_in(jax.random.key(8), t))
+        assert bool(moved.ended) is (t == LINEAR.spec.horizon - 1)
+        assert not moved.terminated
+        copy = moved.copy
+    assert (int(copy.time), int(moved.after.time)) == (0, LINEAR.spec.horizon)
+    assert 0.1 < abs(float(copy.observation[0])) < 2.0
+
+
+def test_choices_have_the_probabilities_of_the_network_with_the_bonus() -> None:
+    found = setting(PUMPS, FEW._replace(copies=1024))
+    actor = first_actor(jax.random.key(2), found.normaliser, (8,))
+    outputs = np.array([0.5, 1.0, 0.0, -1.0])
+    actor["Dense_1"] = {"kernel": jnp.zeros((8, 4)), "bias": jnp.asarray(outputs, jnp.float32)}
+    copies = jax.vmap(partial(start, found))(jax.random.split(jax.random.key(4), 1024))
+    taken = _run(found, Weights(actor, jnp.zeros(4), {}), copies, jax.random.key(5), 1, False)[1]
+    command = np.asarray(taken.inputs)[0, :, -1].astype(int)
+    for choice in np.unique(command):
+        logits = outputs + 2.0 * (np.arange(4) == choice)
+        expected = np.exp(logits) / np.exp(logits).sum()
+        here, density = (np.asarray(x)[0, command == choice] for x in (taken.taken, taken.log_density))
+        share = np.bincount(here, minlength=4) / len(here)
+        assert np.all(np.abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / len(here)))
+        np.testing.assert_allclose(density, np.log(expected)[here], rtol=1e-4)
+
+
+def test_log_densities_are_those_of_a_normal_distribution() -> None:
+    found = setting(LINEAR, FEW)
+    actor = first_actor(jax.random.key(2), found.normaliser, (8,))
+    last = {"kernel": jnp.zeros_like(actor["Dense_1"]["kernel"]), "bias": jnp.array([0.2])}
+    weights = Weights(actor | {"Dense_1": last}, jnp.log(jnp.array([0.5])), {})
+    # −((0.7 − 0.2)/0.5)²/2 − log 0.5 and −((−0.8 − 0.2)/0.5)²/2 − log 0.5.
+    density = log_density(found, weights, jnp.zeros((2, 2)), jnp.array([[0.7], [-0.8]]))
+    np.testing.assert_allclose(density, [-0.5 - np.log(0.5), -2.0 - np.log(0.5)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("plant", [LINEAR, PUMPS], ids=["linear", "pumping_station"])
+def test_a_resumed_run_gives_the_same_bits(plant: Plant) -> None:
+    found = setting(plant, FEW)
+    stored: list[RunState] = []
+    whole = trained(found, 6, report=lambda state, updates: stored.append(jax.tree.map(np.asarray, state)))
+    assert [state.done for state in stored] == [0, 2, 4, 6]
+    for begun in stored[1:3]:
+        again = trained(found, 6, resume=lambda fresh, begun=begun: begun)
+        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_two_chunks_share_one_program_and_members_differ() -> None:
+    found = setting(LINEAR, FEW)
+    learner = algorithm(found)
+    fresh = init_population(learner, LINEAR.spec, found.config, [Member(i, i, {"margin": 2.0}) for i in range(2)])
+    advance: Any = make_train_chunk(learner, 1, 1, 1)
+    state = fresh
+    for _ in range(3):
+        state, metrics = advance(state, without_rows(LINEAR.spec).at(0))
+    assert advance._cache_size() == 1
+    assert not np.array_equal(*metrics["score"])
+
+
+def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
+    found = setting(LINEAR, FEW)
+    nowhere = jnp.asarray([1e6])
+    state = trained(found._replace(shield=default_shield(LINEAR.spec, envelope=(nowhere, nowhere + 1))), 6)
+    # The policy is trusted nowhere, so the controller decides every step behind the shield.
+    np.testing.assert_allclose(state.curves["taken_over"][0], [0.0, 0.0, 1.0, 1.0, 1.0, 1.0])
+
+
+def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
+    learner = algorithm(setting(LINEAR, FEW))
+    config = configure(learner, {"epochs": 3, "parts": 2}, 50)
+    share = Config().warm_up_updates / learner.usual_updates
+    assert (config.warm_up_updates, config.recipe.steps) == (round(share * 50), 50)
+    fresh = init_population(learner, LINEAR.spec, config._replace(copies=4), [Member(0, 0, {})])
+    assert fresh.learner.optimiser.recipe.steps == 50 * 3 * 2
 
 
 @pytest.mark.slow
 def test_corrections_approach_the_optimal_linear_controller() -> None:
-    found, state = setting(LINEAR, Config(updates=150, margin_weight=0.0))
-    state, _ = make_chunk(found, 150)(state)
-    correction = found.scales.normaliser.action_half_range
-    composite = make_composite(LINEAR, policy_of(state.weights, found), correction=correction)
+    recipe = Recipe(clip=0.5, schedule="linear", steps=150)
+    found = setting(LINEAR, Config(warm_up_updates=149, margin_weight=0.0, recipe=recipe))
+    actor = jax.tree.map(lambda x: x[0], trained(found, 150, chunk=50).population.learner.weights.actor)
     keys = jax.random.split(jax.random.key(5), 256)
-    learned_returns = rollouts(LINEAR, unshielded_controller(LINEAR), composite, keys, ()).ret
+    learned_returns = rollouts(LINEAR, unshielded_controller(LINEAR), composite_of(actor, found), keys, ()).ret
     gain = riccati_gain()
     best = IDLE._replace(act=lambda p, s, o, a: (s, -gain * o))
     optimal, idle = (rollouts(LINEAR, c, (), keys, ()).ret for c in (best, IDLE))
