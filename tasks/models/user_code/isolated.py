@@ -554,7 +554,7 @@ def _description(algorithm: Algorithm) -> _Description:
         settings={name: _encoded(name, value) for name, value in settings.items()},
         batches_per_update=algorithm.batches_per_update,
         usual_updates=algorithm.usual_updates,
-        discrete=algorithm.discrete,
+        discrete=bool(algorithm.discrete),
         warm_up=algorithm.warm_up is not None,
     )
 

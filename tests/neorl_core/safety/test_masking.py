@@ -12,7 +12,7 @@ from jaxtyping import Array
 from neorl_core.control.behaviour import Behaviour, BehaviourParams, blended
 from neorl_core.networks import Normaliser, Policy
 from neorl_core.plants.base import two_sided_margin
-from neorl_core.safety.composite import composite_controller, make_composite
+from neorl_core.safety.composite import composite_controller, make_composite, unshielded_controller
 from neorl_core.safety.shield import default_shield
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, Space
 
@@ -94,6 +94,35 @@ def test_unsafe_choice_is_replaced_by_next_best() -> None:
     assert played(liking(0.0, 1.0, 2.0), [8.5]) == [(0.0, False)]
     # From 3.5 with none the level falls to .5 in three steps, which no pump after the first step prevents.
     assert played(liking(2.0, 1.0, 0.0), [3.5]) == [(1.0, False)]
+
+
+def corrected(level: float, kernel: list[float], bonus: float, fallback: float) -> list[float]:
+    """Return the actions, with shield and without, of a network that multiplies the fallback's choice by the kernel."""
+    layer = {"kernel": jnp.zeros((3, 3)).at[2].set(jnp.asarray(kernel)), "bias": jnp.array([0.0, 1.0, 2.0])}
+    normaliser = Normaliser(jnp.zeros(3), jnp.ones(3), jnp.ones(1), jnp.ones(1), jnp.arange(3.0))
+    shield = default_shield(SPEC, look_ahead=3, buffer=1.0, hold=0)
+    composite = make_composite(TANK, Policy({"Dense_0": layer}, normaliser), shield, correction=jnp.array([bonus]))
+    composite = composite._replace(fallback=(jnp.asarray(fallback),))
+    found, observation = [], jnp.asarray([level, 0.0])
+    for controller in (CONTROLLER, unshielded_controller(TANK)):
+        memory = controller.init(composite, observation)
+        found.append(float(controller.act(composite, memory, observation, jnp.zeros(1))[1][0]))
+    return found
+
+
+def test_a_bonus_prefers_the_choice_of_the_fallback() -> None:
+    none = [0.0, 0.0, 0.0]
+    # Preferences 0, 1, 2 of none, one, two; the bonus makes them 1.5, 1, 2 and 2.5, 1, 2.
+    assert corrected(5.0, none, 1.5, 0.0) == [2.0, 2.0]
+    assert corrected(5.0, none, 2.5, 0.0) == [0.0, 0.0]
+    # At 7 the shield allows at most one pump; without the bonus it would be one.
+    assert corrected(7.0, none, 1.5, 0.0) == [0.0, 2.0]
+    assert corrected(7.0, none, 0.5, 0.0) == [1.0, 2.0]
+    # The network observes the fallback's choice: 3, 1 + 1.5, 2 if it is one, and 1.5, 1, 2 if it is none.
+    assert corrected(5.0, [3.0, 0.0, 0.0], 1.5, 1.0) == [0.0, 0.0]
+    assert corrected(5.0, [3.0, 0.0, 0.0], 1.5, 0.0) == [2.0, 2.0]
+    # A choice between two numbers is rounded.
+    assert corrected(5.0, none, 2.5, 0.9) == [1.0, 1.0]
 
 
 def test_fallback_acts_without_safe_choice() -> None:

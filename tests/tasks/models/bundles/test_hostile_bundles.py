@@ -33,6 +33,7 @@ from tasks.files.arrays import npz_bytes, read_npz
 from tasks.files.canonical import canonical_json, digest_json, file_sha256
 from tasks.models.bundles.bundle import load_bundle, load_examples, save_bundle
 from tasks.models.bundles.manifest import ARRAYS, EXAMPLES, MANIFEST, digest_of, read_manifest
+from tasks.models.bundles.structure import build_composite, flatten
 from tests.limited import read_limited
 
 NAME = "chemical_reactor"
@@ -241,6 +242,28 @@ def test_a_recurrent_policy_comes_back_and_reads_no_other_history(tmp_path: Path
         changed = {f"policy__params__gru__{name}": np.zeros(shape, np.float32)}
         with pytest.raises(Refused, match="another network"):
             load_bundle(forged(tmp_path / name, sound, None, **changed))
+
+
+def test_a_policy_that_corrects_choices_comes_back_and_fits_no_other_network(tmp_path: Path) -> None:
+    # Beside the six signals, the policy sees the choice of the controller, which has no state.
+    name, seen, choices = "pumping_station", 7, 4
+    normaliser = Normaliser(jnp.zeros(seen), jnp.ones(seen), jnp.zeros(1), jnp.ones(1), jnp.arange(4.0))
+    policy = Policy(actor_init(jax.random.key(0), seen, choices, (8,)), normaliser)
+    composite = make_composite(PLANTS[name], policy, correction=jnp.full(1, 2.0))
+    _, loaded = load_bundle(tmp_path / "sound", save_bundle(tmp_path / "sound", composite, name))
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(composite), strict=True):
+        np.testing.assert_array_equal(one, other)
+    arrays: dict[str, Any] = {}
+    structure = flatten(composite, arrays)
+    last = {"kernel": np.zeros((8, 1), np.float32), "bias": np.zeros(1, np.float32)}
+    others = {
+        "another correction": {"correction": np.zeros(choices, np.float32)},
+        "another network": {f"policy/params/Dense_1/{key}": value for key, value in last.items()},
+    }
+    for said, changed in others.items():
+        assert changed.keys() <= arrays.keys()
+        with pytest.raises(Refused, match=said):
+            build_composite(structure, arrays | changed, PLANTS[name])
 
 
 def test_a_correcting_policy_comes_back_and_fits_no_other_inputs(tmp_path: Path) -> None:
