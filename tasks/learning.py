@@ -15,6 +15,7 @@ import numpy as np
 
 from configs.errors import BadInput, Refused
 from configs.run import OpenedRun
+from configs.run import Setting as HyperParameter
 from neorl_core.algorithms import check_actions
 from neorl_core.online import LEARNERS
 from neorl_core.online.learner import CHUNK, Setting, composite_of, observe, without_rows
@@ -82,7 +83,10 @@ class Chosen(NamedTuple):
 
 
 def chosen(
-    run: OpenedRun, algorithm: str | None = None, updates: int | None = None, overrides: Mapping[str, Any] | None = None
+    run: OpenedRun,
+    algorithm: str | None = None,
+    updates: int | None = None,
+    overrides: Mapping[str, HyperParameter] | None = None,
 ) -> Chosen:
     """Return the first learner in the run's file that learns in the simulator.
 

@@ -27,7 +27,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "cartpole_online.json"
 SEEDS, SCORED, UPDATES = 5, 200, 195
 CONFIG = Config(
     copies=8,
-    lr=1e-3,
+    steps=64,
+    epochs=10,
+    parts=4,
     recipe=Recipe(clip=0.5, schedule="linear", steps=UPDATES),
     clip=0.1,
     bonus=0,

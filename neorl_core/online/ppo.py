@@ -32,19 +32,19 @@ class Config(NamedTuple):
     """Hyper-parameters. Float fields may differ between members."""
 
     hidden: tuple[int, ...] = (64, 64)
-    warm_up_updates: int = 400
+    warm_up_updates: int = 100
     """Updates at the start that run the policy without the shield; the later updates run the composite."""
     copies: int = 64
     """Copies of the plant that run in parallel."""
-    steps: int = 64
-    """Steps of each copy in one update."""
-    epochs: int = 10
+    steps: int = 256
+    """Steps of each copy in one update. Shorter pieces of episodes learn worse where rare violations cost much."""
+    epochs: int = 4
     """Passes over the steps of an update."""
-    parts: int = 4
+    parts: int = 8
     """Gradient steps of a pass."""
-    lr: float = 3e-4
+    lr: float = 1e-3
     """Learning rate of both networks."""
-    recipe: Recipe = Recipe(clip=0.5, schedule="linear", steps=500)
+    recipe: Recipe = Recipe(clip=0.5, schedule="linear", steps=120)
     """Optimiser of both networks. `warmup` and `steps` count updates."""
     discount: float = 0.99
     decay: float = 0.95
@@ -324,7 +324,7 @@ UNBOUND = Algorithm(
     act=_without_plant,
     actor=lambda state: state.weights.actor,
     warm_up=_without_plant,
-    usual_updates=500,
+    usual_updates=120,
     discrete=None,
 )
 LEARNER = Learner(UNBOUND, algorithm)

@@ -206,7 +206,8 @@ def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
 @pytest.mark.slow
 def test_corrections_approach_the_optimal_linear_controller() -> None:
     recipe = Recipe(clip=0.5, schedule="linear", steps=150)
-    found = setting(LINEAR, Config(warm_up_updates=149, margin_weight=0.0, recipe=recipe))
+    config = Config(warm_up_updates=149, steps=64, epochs=10, parts=4, lr=3e-4, margin_weight=0.0, recipe=recipe)
+    found = setting(LINEAR, config)
     actor = jax.tree.map(lambda x: x[0], trained(found, 150, chunk=50).population.learner.weights.actor)
     keys = jax.random.split(jax.random.key(5), 256)
     learned_returns = rollouts(LINEAR, unshielded_controller(LINEAR), composite_of(actor, found), keys, ()).ret
