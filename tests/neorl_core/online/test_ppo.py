@@ -22,7 +22,7 @@ from neorl_core.training.loop import RunState, schedule, train
 from neorl_core.training.optimisers import Recipe
 from neorl_core.training.population import Member, configure, init_population, make_train_chunk
 from neorl_core.types import Plant
-from tests.neorl_core.online.test_analytic_gradient import IDLE, LINEAR, riccati_gain
+from tests.neorl_core.online.test_analytic_gradient import IDLE, LINEAR, SHIFTED, riccati_gain
 
 FEW = Config(copies=4, steps=8, epochs=2, parts=2, hidden=(8,), warm_up_updates=2)
 PUMPS = PLANTS["pumping_station"]
@@ -87,7 +87,11 @@ def test_scales_by_hand() -> None:
 
 
 @pytest.mark.parametrize("protected", [False, True])
-@pytest.mark.parametrize(("plant", "buffer"), [(LINEAR, 49.2), (PUMPS, 0.7)], ids=["linear", "pumping_station"])
+@pytest.mark.parametrize(
+    ("plant", "buffer"),
+    [(LINEAR, 49.2), (PUMPS, 0.7), (SHIFTED, 48.8)],
+    ids=["linear", "pumping_station", "shifted"],
+)
 def test_copies_take_the_steps_of_the_composite(plant: Plant, buffer: float, protected: bool) -> None:
     # Random actions exceed the buffer now and then.
     dwell = 3 if plant.spec.choices else 1
@@ -96,7 +100,7 @@ def test_copies_take_the_steps_of_the_composite(plant: Plant, buffer: float, pro
     copy = jax.jit(partial(start, found))(jax.random.key(4))
     controller = composite_controller(plant) if protected else unshielded_controller(plant)
     actor = first_actor(jax.random.key(2), found.normaliser, (8,))
-    outputs = jax.random.normal(jax.random.key(3), (40, plant.spec.acting))
+    outputs = jax.random.normal(jax.random.key(3), (min(40, plant.spec.horizon - 1), plant.spec.acting))
     state, observation, applied = copy.state, copy.observation, copy.applied
     composite = composite_of(actor, found)
     memory = controller.init(composite, observation)
@@ -162,7 +166,7 @@ def test_log_densities_are_those_of_a_normal_distribution() -> None:
     np.testing.assert_allclose(density, [-0.5 - np.log(0.5), -2.0 - np.log(0.5)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("plant", [LINEAR, PUMPS], ids=["linear", "pumping_station"])
+@pytest.mark.parametrize("plant", [LINEAR, PUMPS, SHIFTED], ids=["linear", "pumping_station", "shifted"])
 def test_a_resumed_run_gives_the_same_bits(plant: Plant) -> None:
     found = setting(plant, FEW)
     stored: list[RunState] = []
