@@ -82,8 +82,10 @@ def page(rows: Rows) -> str:
             f"with p < {CHANCE:g} for each cell."
         ),
         f"## Refusals\n\n{_refusals(rows)}",
+        FINDINGS,
         f"## Violations and interventions\n\n{_details(rows)}",
         _method(),
+        _unmeasured(),
     )
 
 
@@ -173,6 +175,14 @@ def _details(rows: Rows) -> str:
     return f"{pages.wrap(text)}\n\n{pages.table(head, lines)}"
 
 
+def _unmeasured() -> str:
+    """Return a paragraph about plants that learn in the simulator and have no hidden plants."""
+    missing = [plant for plant in runs() if plant not in KNOWN]
+    return (
+        pages.wrap(f"Not measured, because they have no hidden plants yet: {pages.listed(missing)}.") if missing else ""
+    )
+
+
 def _method() -> str:
     """Return the constants that differ, and the steps of a cell."""
     edges = [
@@ -209,6 +219,22 @@ INTRODUCTION = pages.wrap(
     of the tables are hidden plants: in the first five, only constants differ; in the other five, the simulator lacks
     the structure."""
 )
+FINDINGS = """## Findings
+
+- Name the uncertain constants under `identify` ([how](../how-to/identify-a-simulator.md)). The simulator gate then
+  refuses no measured cell in which only constants differ, and every policy beats the tuned controller, because the
+  shield also predicts with the estimates. This is the best case: the identification knows which constants may differ.
+- With the standard domain, the simulator gate refuses most plants 10 % beyond the edge. Only the domain of hvac_control
+  is wide enough. The gate also refuses a reactor at a corner of its domain: it compares the logs with 32 drawn plants,
+  and few of these are near a corner. The domain of the reactor (1 %) is narrower than its logs can tell.
+- An identification can hide structure: on the air conditioning with a lag of three steps, wrong constants imitate the
+  lag, the gate passes, and the policy is worse. Check that estimates are physically possible.
+- Dead band and delay are visible, because the logs contain the position of the actuators. The refusals of a dead band
+  alone are unnecessary. A refusal of a delay can be necessary: the reactor's policy would trip in most episodes, and
+  the tuned controller in none.
+- The gate passes a lag of one step on the three plants with noisy sensors, and their policies keep their gain.
+- An estimate also absorbs effects that the simulator draws elsewhere, such as leaks in water_treatment, without harm to
+  the gain."""
 METHOD = f"""A cell:
 
 - The controller of the logs, with its noise, makes {LOGGED} episodes on the hidden plant; 20 % are held out.
