@@ -121,8 +121,8 @@ def test_a_bonus_prefers_the_choice_of_the_fallback() -> None:
     # The network observes the fallback's choice: 3, 1 + 1.5, 2 if it is one, and 1.5, 1, 2 if it is none.
     assert corrected(5.0, [3.0, 0.0, 0.0], 1.5, 1.0) == [0.0, 0.0]
     assert corrected(5.0, [3.0, 0.0, 0.0], 1.5, 0.0) == [2.0, 2.0]
-    # A choice between two numbers is rounded.
-    assert corrected(5.0, none, 2.5, 0.9) == [1.0, 1.0]
+    # The choice of the fallback is rounded. At 3 the shield allows two pumps although the fallback then runs one.
+    assert corrected(3.0, none, 2.5, 0.9) == [1.0, 1.0]
 
 
 def test_fallback_acts_without_safe_choice() -> None:
