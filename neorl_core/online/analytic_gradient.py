@@ -4,7 +4,8 @@ The gradient passes through reward, plant and policy (SVG(inf) of Heess et al. 2
 itself). The policy observes the action and the state of the plant's controller, and moves its action or set points, so
 it starts about as good as the controller. The first updates run the policy without the shield. The last updates run the
 composite, so that the gradient passes through the shield's choices and the policy learns to keep control. Every update
-simulates new episodes of the operating domain.
+simulates new episodes of the operating domain. The backward pass stores the state before each step and the shield's
+choice, and computes the rest of the step again.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) ->
     controller = composite_controller(plant) if protected else unshielded_controller(plant)
     params = composite_of(actor, setting)
     key_constants, key_run = jax.random.split(key)
-    trace = rollout(plant, controller, params, key_run, plant.sample_params(key_constants, plant.domain))
+    trace = rollout(plant, controller, params, key_run, plant.sample_params(key_constants, plant.domain), True)
     lack = lacks(trace.margins, setting.shield, config.margin)
     penalty = jnp.sum(jnp.where(trace.alive[:, None], lack, 0.0) ** 2)
     low, high = plant.spec.score_range

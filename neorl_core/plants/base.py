@@ -20,6 +20,9 @@ Scalar = float | Float[Array, ""]
 AnyArray = Array | np.ndarray
 """Logged rows arrive as NumPy arrays, simulated rows as JAX arrays."""
 
+CHOICE = "choice of the shield"
+"""Name of the value that a backward pass with `recompute` stores in each step, because predicting it again is slow."""
+
 
 class Trajectory(NamedTuple):
     """One episode of H steps. After a termination, `alive` is false, the rewards are zero and the state is constant."""
@@ -100,12 +103,19 @@ def two_sided_margin(x: Float[AnyArray, "*n"], low: float, high: float) -> Float
 
 
 def rollout(
-    plant: Plant, controller: Controller, controller_params: Params, key: PRNGKeyArray, plant_params: Params
+    plant: Plant,
+    controller: Controller,
+    controller_params: Params,
+    key: PRNGKeyArray,
+    plant_params: Params,
+    recompute: bool = False,
 ) -> Trajectory:
     """Simulate one episode of `controller` on `plant` with fixed constants.
 
     Args:
         key: random key for the start, set points, disturbances and noise.
+        recompute: whether a backward pass computes the inside of each step again, instead of storing it. This needs
+            less memory, which makes it faster for plants with many operations a step.
     """
     key_reset, key_steps = jax.random.split(key)
     state, observation = plant.reset(key_reset, plant_params)
@@ -133,7 +143,10 @@ def rollout(
         frozen = (*carry[:4], jnp.asarray(False))
         return jax.tree.map(lambda new, old: jnp.where(alive, new, old), proposed, frozen), record
 
-    return jax.lax.scan(step, carry, jnp.arange(plant.spec.horizon))[1]
+    kept = jax.checkpoint_policies.save_only_these_names(CHOICE)
+    body = jax.checkpoint(step, prevent_cse=False, policy=kept) if recompute else step
+    trace: Trajectory = jax.lax.scan(body, carry, jnp.arange(plant.spec.horizon))[1]
+    return trace
 
 
 def summarise(trajectory: Trajectory, plant: Plant) -> EpisodeResult:

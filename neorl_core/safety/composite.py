@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from neorl_core.control.fallbacks import FALLBACK
 from neorl_core.history import stack_first, stack_next
 from neorl_core.networks import Policy, policy_act, preferences, to_physical, to_unit
-from neorl_core.plants.base import clip_to
+from neorl_core.plants.base import CHOICE, clip_to
 from neorl_core.safety.shield import (
     Shield,
     ShieldParams,
@@ -311,6 +312,7 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
                 chosen = limit_action(shield, jnp.where(finite, proposed, applied), applied)
                 sound = finite & trusted(kept, observation, state.handed_over, chosen, ())
             handed_over = ~(sound & (~state.handed_over | (state.held >= shield.hold)))
+            handed_over = checkpoint_name(handed_over, CHOICE)  # type: ignore[no-untyped-call]
             held = jnp.where(handed_over, state.held + 1, 0)
             action = jnp.where(handed_over, safe, chosen)
             if composite.shift is not None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
 
 from neorl_core.control.offset import Offset, shift_offset, with_offset
 from neorl_core.online.analytic_gradient import Config, State, algorithm, bounded_mean, init, loss
 from neorl_core.online.learner import Setting, composite_of, observe, without_rows
 from neorl_core.plants import PLANTS
-from neorl_core.plants.base import rollouts
+from neorl_core.plants.base import rollout, rollouts
 from neorl_core.safety.composite import composite_controller, unshielded_controller
 from neorl_core.safety.shield import default_shield
 from neorl_core.training.loop import RunState, schedule, train
@@ -179,6 +181,44 @@ def test_gradients_equal_finite_differences(name: str, protected: bool) -> None:
         expected = [float(at(size) - at(-size)) / (2 * size) for size in (1e-6, 1e-7, 1e-8)]
     assert abs(slope) > 1e-3
     assert min(abs(slope - each) for each in expected) <= 1e-4 * abs(slope)
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_recomputed_steps_give_the_gradient_of_stored_steps(protected: bool) -> None:
+    found, state = setting(LINEAR)
+    controller = composite_controller(LINEAR) if protected else unshielded_controller(LINEAR)
+
+    @partial(jax.jit, static_argnums=0)
+    def slope(recompute: bool) -> Any:
+        def cost(actor: Any) -> Any:
+            composite = composite_of(actor, found)
+            return jnp.sum(rollout(LINEAR, controller, composite, jax.random.key(3), (), recompute).rewards)
+
+        return jax.value_and_grad(cost)(state.actor)
+
+    stored, recomputed = slope(False), slope(True)
+    assert float(jnp.abs(stored[1]["Dense_2"]["bias"][0])) > 1e-3
+    for one, other in zip(jax.tree.leaves(stored), jax.tree.leaves(recomputed), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def _scans(jaxpr: Any, length: int) -> list[Any]:
+    """Return the scans of a program that have `length` steps, also inside other operations."""
+    found = [each for each in jaxpr.eqns if each.params.get("length") == length]
+    return found + [each for inner in core.subjaxprs(jaxpr) for each in _scans(inner, length)]
+
+
+def test_a_gradient_predicts_for_the_shield_once_a_step_and_stores_only_its_choice() -> None:
+    found, state = setting(LINEAR)
+    found = found._replace(shield=default_shield(LINEAR.spec, look_ahead=7))
+    program = jax.make_jaxpr(jax.grad(lambda actor: loss(actor, found, jax.random.key(3), True)[0]))(state.actor)
+    (prediction,) = _scans(program.jaxpr, 7)
+    # Observation and action are carried, the state of the controller is empty, and the result is the margin.
+    assert [x.aval.shape for x in prediction.outvars] == [(1,), (1,), (7, 1)]
+    forward = _scans(program.jaxpr, HORIZON)[0]
+    carried = forward.params["num_carry"]
+    wide = [x.aval for x in forward.outvars[carried:] if x.aval.size > 2 * HORIZON]
+    assert not wide
 
 
 def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
