@@ -195,7 +195,7 @@ class Study:
     def train(self, simulator: Simulator, shield: ShieldParams) -> Composite:
         """Train a policy in a simulator behind a shield.
 
-        The updates before the shield acts do not depend on the shield, so all cells with one simulator share them.
+        The updates before the shield acts do not depend on its envelope, so all cells with one simulator share them.
 
         Raises:
             FloatingPointError: if the training diverges.

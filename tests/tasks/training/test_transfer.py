@@ -16,7 +16,7 @@ from benchmarks.transfer.page import measured, runs
 from neorl_core.online import LEARNERS
 from neorl_core.online.learner import Setting, without_rows
 from neorl_core.plants import PLANTS
-from neorl_core.safety.shield import default_shield
+from neorl_core.safety.shield import ShieldParams, default_shield
 from neorl_core.training import loop
 from neorl_core.training.population import Member, init_population, policies
 
@@ -98,7 +98,9 @@ def test_the_ends_of_the_ranges_are_those_of_the_operating_domain(name: str) -> 
 @pytest.mark.slow
 def test_a_training_of_the_study_equals_a_training_of_a_run() -> None:
     study = Study(runs()["chemical_reactor"], episodes=8, updates=8)
-    plant, shield = study.plant, default_shield(study.plant.spec, buffer=2.5)
+    plant, signals = study.plant, study.plant.spec.observation
+    narrow = (signals.low, (1.5, 325.0, 310.0, 1.5))
+    shield = default_shield(plant.spec, envelope=narrow)
     # The first training shares its updates before the shield acts with the second.
     study.train(study.standard, default_shield(plant.spec))
     found = study.train(study.standard, shield)
@@ -110,7 +112,8 @@ def test_a_training_of_the_study_equals_a_training_of_a_run() -> None:
     assert found.policy is not None
     for ours, theirs in zip(jax.tree.leaves(found.policy.params), jax.tree.leaves(policy.params), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4)
-    np.testing.assert_array_equal(jax.tree.leaves(found.shield)[3], shield.margin_buffer)
+    assert isinstance(found.shield, ShieldParams)
+    np.testing.assert_array_equal(found.shield.observation_high, shield.observation_high)
 
 
 @pytest.mark.slow
