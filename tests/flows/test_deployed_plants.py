@@ -120,7 +120,8 @@ def test_a_small_run_on_generated_logs_succeeds(services: Services, tmp_path: Pa
         return answer
 
     log, config = tmp_path / "episodes.hdf5", tmp_path / f"{plant}.yaml"
-    config.write_text((PROJECT / "configs" / f"{plant}.yaml").read_text() + SMALL)
+    yaml = YAML(typ="safe")
+    yaml.dump(yaml.load((PROJECT / "configs" / f"{plant}.yaml").read_text()) | yaml.load(SMALL), config)
     neorl("generate", plant, "--episodes", "60", "--out", str(log))
     found = neorl("retrain", str(config), "--data", str(log))
     assert found["verdict"] in ("promoted", "fallback")
