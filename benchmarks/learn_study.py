@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pages
+from neorl_core.plants import NAMES
 from neorl_core.safety.bounds import clopper_pearson_upper, mean_interval
 from tasks.files.canonical import write_atomic
 from tasks.learning import BARE, CONTROLLER, EPISODES, SHIELDED, Learned, chosen, learn
@@ -93,6 +94,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     worse = [row["plant"] for row in rows if row["low"] <= 0]
     most = max(rows, key=lambda row: clopper_pearson_upper(row["violations"], row["episodes"], 0.05))
     bound = clopper_pearson_upper(most["violations"], most["episodes"], 0.05)
+    missing = [plant for plant in NAMES if plant not in {row["plant"] for row in rows}]
     return pages.study(
         "Learning in the simulator",
         "Does a policy that learns in the simulator beat the tuned controller?",
@@ -105,7 +107,7 @@ def page(rows: list[dict[str, Any]]) -> str:
             "the plant's operating domain. Their intervals are over seeds. *Violations*: episodes beyond a limit, of "
             "all seeds, for the policy behind the shield, the bare policy and the tuned controller. *Taken over*: "
             "share of the steps in which the shield's fallback acts. Only the first seed compiles; training times are "
-            "those of the others."
+            "those of the others. –: other programs ran beside the first seed."
         ),
         pages.table(
             (
@@ -131,16 +133,15 @@ def page(rows: list[dict[str, Any]]) -> str:
                     f"{row['violations']}, {row['bare_violations']}, {row['tuned_violations']} of {row['episodes']:,}",
                     f"{row['fallback_share']:.1%}",
                     f"{row['train_s']:.0f}",
-                    f"{row['compile_s']:.0f}",
+                    f"{row['compile_s']:.0f}" if row["compile_s"] > 0 else "–",
                 )
                 for row in rows
             ],
         ),
         pages.wrap(
-            "Learners and settings are those of `configs/PLANT.yaml`. Not measured: steel_annealing, whose run learns "
-            "from logs alone, and industrial_benchmark (a jump in the dynamics). The gradients of power_grid leave out "
-            "that it rounds the positions of switches, and those of supply_chain that it rounds orders. The policy of "
-            "supply_chain moves the levels of the base stock."
+            f"Learners and settings are those of `configs/PLANT.yaml`. Not measured: {pages.listed(missing)}. The "
+            "gradients of power_grid leave out that it rounds the positions of switches, and those of supply_chain "
+            "that it rounds orders. The policy of supply_chain moves the levels of the base stock."
         ),
     )
 

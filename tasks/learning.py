@@ -101,11 +101,14 @@ def chosen(
         BadInput: if there is no such learner, it cannot learn the plant's action, or a setting is wrong.
     """
     spec = plant_of(run).spec
-    named = {each.algorithm: each for each in reversed(run.train.single_learners()) if each.algorithm in LEARNERS}
-    name = algorithm or next(reversed(named), "analytic_gradient" if spec.choices is None else "ppo")
+    learners = [each for each in run.train.single_learners() if each.algorithm in LEARNERS]
+    usual = "analytic_gradient" if spec.choices is None else "ppo"
+    name = algorithm or (learners[0].algorithm if learners else usual)
     if name not in LEARNERS:
         raise BadInput(f"{name} is no learner that learns in a simulator: choose {' or '.join(LEARNERS)}")
-    learner, given = LEARNERS[name].unbound, named.get(name)
+    learner, given = LEARNERS[name].unbound, next((each for each in learners if each.algorithm == name), None)
+    if spec.choices is not None and learner.discrete is False:
+        raise BadInput(f"{name} cannot learn the discrete actions of {spec.name}: choose ppo")
     length = updates or (given.updates if given else learner.usual_updates)
     try:
         check_actions(learner, spec)
@@ -119,7 +122,8 @@ def chosen(
 def learn(run: OpenedRun, folder: Path, seed: int, by: Chosen, progress: Report | None = None) -> Learned:
     """Learn a policy over the run's operating domain, store it behind the run's shield, and compare it.
 
-    The policy corrects the action of the plant's controller. The last updates run the policy behind the shield.
+    The policy moves the set points of the plant's controller if the plant declares any, and its action otherwise. The
+    last updates run the policy behind the shield.
 
     Args:
         folder: new folder for the bundle and the picture.

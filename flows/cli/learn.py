@@ -33,8 +33,8 @@ def learn(
     """Learn a policy in a run's simulator, without logs, gates, certificate or servers.
 
     `analytic_gradient` differentiates the return of an episode by the weights of the policy, so the simulator must be
-    smooth; `ppo` needs no gradients. The policy corrects the action of the plant's controller. It learns over the run's
-    operating domain, at the end behind the run's shield. New episodes then compare it with the plant's controller.
+    smooth; `ppo` needs no gradients. The policy moves the plant's controller. It learns over the run's operating
+    domain, at the end behind the run's shield. New episodes then compare it with the plant's controller.
 
     Example: neorl learn configs/chemical_reactor.yaml
     """

@@ -39,6 +39,11 @@ def with_offset(controller: Controller, signals: tuple[int, ...]) -> Controller:
         return controller.act(params.params, state, _moved(params, observation), applied)
 
     def _moved(params: Offset, observation: Float[Array, " O"]) -> Float[Array, " O"]:
+        if len(params.offset) != len(signals) or not all(0 <= i < len(observation) for i in signals):
+            raise ValueError(
+                f"got {len(params.offset)} offsets for the signals {signals} of {len(observation)}: give one offset "
+                "for each index of a signal"
+            )
         return observation.at[jnp.asarray(signals)].add(jnp.asarray(params.offset, observation.dtype))
 
     return Controller(init, act)

@@ -24,6 +24,8 @@ from neorl_core.types import Params, Plant, PlantSpec, Transition, varies
 
 CHUNK = 50
 """Updates between two checkpoints, at most: an update simulates whole episodes."""
+NO_BUFFER = 0.125
+"""Buffer of a limit for which the shield keeps none, in the limit's unit: penalties need a width."""
 OBSERVED = 64
 """Episodes of the plant's controller that determine the normaliser."""
 FIRST = 0.01
@@ -109,22 +111,15 @@ def without_rows(spec: PlantSpec) -> TrainingRows:
 
 
 def lacks(margins: Float[Array, "*n K"], shield: ShieldParams, factor: float | Array) -> Float[Array, "*n K"]:
-    """Return relu(1 − margin / (factor · buffer)) of each limit; 0 for a limit without a buffer.
+    """Return relu(1 − margin / (factor · buffer)) of each limit.
 
     Args:
         margins: (..., K), in the limit's unit.
-        shield: supplies the buffer (K,) of each limit, in the limit's unit.
+        shield: supplies the buffer (K,) of each limit, in the limit's unit; `NO_BUFFER` replaces a buffer of 0.
         factor: margin below which a step is penalised, as a multiple of the buffer.
     """
-    buffer = jnp.broadcast_to(shield.margin_buffer[0], margins.shape)
-    least = factor * jnp.where(buffer > 0, buffer, 1.0)
-    return jnp.where(buffer > 0, jax.nn.relu(1.0 - margins / least), 0.0)
-
-
-def points(plant: Plant, reward: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """Return rewards in points of score."""
-    low, high = plant.spec.score_range
-    return reward / (high - low) * 100.0
+    buffer = shield.margin_buffer[0]
+    return jax.nn.relu(1.0 - margins / (factor * jnp.where(buffer > 0, buffer, NO_BUFFER)))
 
 
 def first_actor(key: PRNGKeyArray, normaliser: Normaliser, hidden: tuple[int, ...]) -> Params:

@@ -291,9 +291,15 @@ def _loss(
 
 
 def algorithm(setting: Setting) -> Algorithm:
-    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches."""
+    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches.
+
+    Raises:
+        ValueError: if an update has fewer rows than parts.
+    """
     plant, shield, normaliser, settings = setting
     discrete = normaliser.choices is not None
+    if settings.parts > (count := settings.steps * settings.copies):
+        raise ValueError(f"parts is {settings.parts}, but an update has only {count} rows: reduce parts")
 
     def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
         return init(key, Setting(plant, shield, normaliser, config))

@@ -93,7 +93,12 @@ def hide(plant: Plant, lagging: tuple[str, ...]) -> Plant:
 
     Args:
         lagging: names of the signals with lagging sensors.
+
+    Raises:
+        ValueError: if the plant has no such signal.
     """
+    if unknown := set(lagging) - set(plant.spec.observation.names):
+        raise ValueError(f"{plant.spec.name} has no signal {min(unknown)}: choose of {plant.spec.observation.names}")
     slow = jnp.asarray([name in lagging for name in plant.spec.observation.names])
     width = np.asarray(plant.spec.action.high) - np.asarray(plant.spec.action.low)
 

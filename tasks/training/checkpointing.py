@@ -54,12 +54,14 @@ def keep_programs(path: Path, programs: Mapping[str, str]) -> None:
         Refused: if a program differs from an earlier one of the same training.
     """
     kept = read_json(path) if path.exists() else {}
+    if not (isinstance(kept, dict) and all(isinstance(digest, str) for digest in kept.values())):
+        raise Refused(f"{path} holds {str(kept)[:40]} instead of digests of programs: delete {path.parent}")
     for name, digest in programs.items():
         if (before := kept.get(name, digest)) != digest:
             raise Refused(
                 f"the algorithm gives program {digest[:12]} instead of {before[:12]}, which this training began with: "
                 "it depends on more than its source (clock, random numbers, process or version of JAX): remove the "
-                "dependence, and train again"
+                f"dependence, delete {path.parent}, and train again"
             )
     if not programs.keys() <= kept.keys():
         write_json(path, kept | dict(programs))
@@ -72,6 +74,7 @@ class Checkpointing:
         seconds: minimum time between two checkpoints; the final state is always saved.
         updates: minimum number of gradient steps between two checkpoints.
         score: off-policy estimate for comparing checkpoints; the best and the newest checkpoint are kept.
+        programs: returns the digests of a user algorithm's programs, as `KnownAlgorithm.programs`.
 
     Example:
         >>> with Checkpoints(folder, identity) as checkpoints:  # doctest: +SKIP
@@ -88,7 +91,9 @@ class Checkpointing:
         updates: int = 0,
         score: Callable[[RunState], float] | None = None,
         log: CurveLog | None = None,
+        programs: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._programs = programs
         self._checkpoints, self._progress, self._score, self._log = checkpoints, progress, score, log
         self._seconds, self._updates = seconds, updates
         self.last: RunState | None = None
@@ -105,10 +110,16 @@ class Checkpointing:
         return RunState(**state)
 
     def report(self, state: RunState, updates: int) -> None:
-        """Save the state if a checkpoint is due, and report progress."""
+        """Save the state if a checkpoint is due, and report progress.
+
+        Raises:
+            Refused: if the programs are not those with which the training began.
+        """
         done = state.done
         if self.last is None and done:
             print(f"  train: resumes at {done:,} of {updates:,} updates", file=sys.stderr, flush=True)
+        if found := self._programs():
+            keep_programs(self._checkpoints.folder / "programs.json", found)
         self.last = state
         self._reports.append((done, time.monotonic()))
         due = time.monotonic() - self._saved_at >= self._seconds and done - self._saved_step >= self._updates

@@ -39,7 +39,7 @@ from tasks.models.bundles.checkpoints import Checkpoints
 from tasks.models.plants.known import run_sources
 from tasks.models.user_code.algorithms import algorithm_of
 from tasks.references import KNOWN, Dataset, Identification, Reference
-from tasks.training.checkpointing import Checkpointing, keep_programs, one_at_a_time
+from tasks.training.checkpointing import Checkpointing, one_at_a_time
 from tasks.training.data import TrainingData, mesh_for, training_data
 from tasks.training.in_simulator import setting_of, without_batches
 from tasks.training.start import with_start
@@ -179,15 +179,18 @@ def train_members(
     """
     run, (algorithm, fresh) = training.run, _fresh(training, only)
     folder = training.folder if only is None else training.folder / f"member-{only}"
-    identity, programs = training.identity.model_copy(update={"member": only}), algorithm_of(run.train).programs
+    identity = training.identity.model_copy(update={"member": only})
     with one_at_a_time(folder), Checkpoints(folder, identity.model_dump_json()) as checkpoints:
         saved = Checkpointing(
-            checkpoints, progress, updates=run.train.checkpoint_every, score=_score(training), log=log
+            checkpoints,
+            progress,
+            updates=run.train.checkpoint_every,
+            score=_score(training),
+            log=log,
+            programs=algorithm_of(run.train).programs,
         )
 
         def report(state: RunState, updates: int) -> None:
-            if found := programs():
-                keep_programs(folder / "programs.json", found)
             saved.report(state, updates)
             if observe and saved.rate():
                 observe(saved.rate(), updates - state.done)

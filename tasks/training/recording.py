@@ -163,7 +163,7 @@ def fit_recording(
         Checkpoints(out / "checkpoints", json.dumps(identity.record())) as checkpoints,
         learning(_told(log, identity)) if learning else nullcontext() as shown,
     ):
-        saved = Checkpointing(checkpoints, progress, seconds=save_seconds, log=shown)
+        saved = Checkpointing(checkpoints, progress, seconds=save_seconds, log=shown, programs=known.programs)
         try:
             fitted = fit(
                 log.transitions,

@@ -107,6 +107,10 @@ def test_the_learner_comes_from_the_file_or_the_options(project: Path) -> None:
     found = chosen(opened, "analytic_gradient")
     assert (found.name, found.updates, found.config.warm_up_updates) == ("analytic_gradient", 600, 300)
     assert chosen(open_run("tank.yaml")).name == "analytic_gradient"
+    # The first of two learners counts, also if a third learner stands between them.
+    thrice = "train: {algorithm: ppo, updates: 120, beside: [{algorithm: analytic_gradient}, {algorithm: ppo}]}\n"
+    (project / "thrice.yaml").write_text(f"plant: robot_assembly\n{shield}{thrice}")
+    assert chosen(open_run("thrice.yaml"))[:2] == ("ppo", 120)
     (project / "pumps.yaml").write_text("plant: pumping_station\n")
     assert chosen(open_run("pumps.yaml")).name == "ppo"
 
@@ -115,7 +119,7 @@ def test_the_learner_comes_from_the_file_or_the_options(project: Path) -> None:
     ("name", "updates", "overrides", "said"),
     [
         ("td3_bc", None, {}, "td3_bc is no learner that learns in a simulator: choose analytic_gradient or ppo"),
-        ("analytic_gradient", None, {}, "cannot learn the discrete actions of pumping_station"),
+        ("analytic_gradient", None, {}, "cannot learn the discrete actions of pumping_station: choose ppo"),
         ("ppo", None, {"clip": 0.0}, "clip of ppo must be above 0"),
         ("ppo", 10, {"warm_up_updates": 10}, "the warm-up alone needs 10 updates"),
     ],

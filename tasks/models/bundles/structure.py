@@ -207,9 +207,10 @@ def _misfit_of_moves(composite: Composite, plant: Plant) -> str | None:
         if plant.set_points is None or composite.correction is not None:
             return "a shift"
         moved = len(plant.set_points.reach)
-        if not _alike(composite.shift, _zeros((moved,))):
+        reach = np.asarray(plant.set_points.reach, np.float32)
+        if not _alike(composite.shift, _zeros((moved,))) or not _within(composite.shift, reach):
             return "another shift"
-    elif not _alike(composite.correction, _zeros((acting,))):
+    elif not _alike(composite.correction, _zeros((acting,))) or not _within(composite.correction, np.inf):
         return "another correction"
     observation = jnp.zeros(plant.spec.observation.size)
     memory = jax.eval_shape(plant.fallback.init, plant.fallback_params, observation)
@@ -394,6 +395,12 @@ def _alike(found: Params, like: Params) -> bool:
     structures: list[object] = [jax.tree.structure(found), jax.tree.structure(like)]
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(like), strict=False)
     return structures[0] == structures[1] and all(np.shape(one) == np.shape(other) for one, other in pairs)
+
+
+def _within(found: Params, most: npt.ArrayLike) -> bool:
+    """Return whether all numbers are finite, not negative and at most `most`."""
+    numbers = np.asarray(found)
+    return bool(np.all(np.isfinite(numbers) & (numbers >= 0) & (numbers <= most)))
 
 
 def _zeros(shape: tuple[int, ...]) -> Any:

@@ -221,8 +221,11 @@ def check_set_points(plant: Plant, place: str) -> None:
         raise _wrong(place, "names and units as texts", str(parts[:2])[:200], "correct them")
     if len(set(points.names)) < len(points.names):
         raise _wrong(place, "different names", str(points.names)[:200], "rename one")
-    if not all(isinstance(reach, int | float) and np.isfinite(reach) and reach > 0 for reach in points.reach):
-        raise _wrong(place, "finite reach above 0", str(points.reach)[:200], "give the largest shift of each")
+    largest = float(np.finfo(np.float32).max)
+    if not all(type(reach) in (int, float) and 0 < reach <= largest for reach in points.reach):
+        raise _wrong(
+            place, "finite reach above 0", str(points.reach)[:200], "give the largest shifts as Python numbers"
+        )
     params = jax.tree.map(jnp.asarray, plant.fallback_params)
     zero = jnp.zeros(len(points.reach))
     alike = _traced(place, "shifted", points.shifted, params, zero)

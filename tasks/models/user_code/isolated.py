@@ -97,7 +97,7 @@ class _Description(Strict):
     settings: dict[str, Any]
     batches_per_update: Count
     usual_updates: Annotated[int, Field(ge=0)]
-    discrete: bool
+    discrete: bool | None
     warm_up: bool
 
 
@@ -554,7 +554,7 @@ def _description(algorithm: Algorithm) -> _Description:
         settings={name: _encoded(name, value) for name, value in settings.items()},
         batches_per_update=algorithm.batches_per_update,
         usual_updates=algorithm.usual_updates,
-        discrete=bool(algorithm.discrete),
+        discrete=algorithm.discrete,
         warm_up=algorithm.warm_up is not None,
     )
 

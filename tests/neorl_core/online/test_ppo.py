@@ -67,8 +67,8 @@ def test_the_surrogate_rewards_no_larger_change() -> None:
 def test_a_margin_is_a_multiple_of_the_buffer() -> None:
     shield = default_shield(LINEAR.spec)._replace(margin_buffer=jnp.array([[2.0, 5.0, 0.0]] * 3))
     margins = jnp.array([[4.0, 2.0, -1.0], [1.0, 10.0, 1.0], [-4.0, 0.0, 0.0]])
-    # Penalised below margins of 4 and 10; the limit without a buffer costs nothing.
-    expected = np.array([[0.0, 0.8, 0.0], [0.75, 0.0, 0.0], [2.0, 1.0, 0.0]])
+    # Penalised below margins of 4 and 10, and of 0.25 for the limit without a buffer.
+    expected = np.array([[0.0, 0.8, 5.0], [0.75, 0.0, 0.0], [2.0, 1.0, 1.0]])
     np.testing.assert_allclose(lacks(margins, shield, 2.0), expected, rtol=1e-6)
 
 

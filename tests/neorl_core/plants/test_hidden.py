@@ -86,6 +86,11 @@ def test_only_named_sensors_lag_and_the_reward_is_that_of_the_process() -> None:
         assert before == pytest.approx(shown, rel=1e-4)
 
 
+def test_an_unknown_signal_is_refused() -> None:
+    with pytest.raises(ValueError, match="double_mass has no signal positionn_1"):
+        hide(PLANTS["double_mass"], ("positionn_1",))
+
+
 def test_factors_replace_constants() -> None:
     plant = PLANTS["chemical_reactor"]
     hidden = hide(plant, LAGGING["chemical_reactor"])

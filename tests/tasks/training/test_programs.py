@@ -1,4 +1,4 @@
-"""What a process holds of its compiled programs, by Linux's own count of its memory mappings."""
+"""Compiled programs: their memory, by Linux's count of mappings, and their digests beside checkpoints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from configs.errors import Refused
+from tasks.training.checkpointing import keep_programs
 from tasks.training.programs import forget_programs
 
 MAPS = Path("/proc/self/maps")
@@ -40,3 +42,15 @@ def test_forgotten_programs_give_their_memory_back_and_are_compiled_again() -> N
     assert _mappings() < (before + held) / 2
     assert scaled(jnp.zeros(7)) == 0.0
     assert len(compiled) == 41
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '{"a": 5}'])
+def test_an_altered_file_of_programs_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "programs.json"
+    keep_programs(path, {"a": "1" * 64})
+    keep_programs(path, {"a": "1" * 64, "b": "2" * 64})
+    with pytest.raises(Refused, match="gives program 333333333333 instead of 222222222222"):
+        keep_programs(path, {"b": "3" * 64})
+    path.write_text(content)
+    with pytest.raises(Refused, match="instead of digests of programs: delete"):
+        keep_programs(path, {"a": "1" * 64})

@@ -304,6 +304,9 @@ def test_a_policy_that_moves_set_points_comes_back_and_fits_no_other_plant(tmp_p
     four = np.zeros(4, np.float32)
     with pytest.raises(Refused, match="another shift"):
         load_bundle(forge(tmp_path / "longer", sound, None, shift=four))
+    for name, number in {"beyond": 41.0, "infinite": np.inf, "negative": -1.0, "undefined": np.nan}.items():
+        with pytest.raises(Refused, match="another shift"):
+            load_bundle(forge(tmp_path / name, sound, None, shift=np.full(3, number, np.float32)))
     with pytest.raises(Refused, match="another policy"):
         load_bundle(forge(tmp_path / "range", sound, None, policy__normaliser__action_half_range=four))
     both = forge(

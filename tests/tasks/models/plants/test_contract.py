@@ -107,6 +107,8 @@ def test_a_plant_with_set_points_is_loaded(project: Path) -> None:
         ('("most",)', "(1,)", "names and units as texts"),
         ("(0.1,)", "(0.0,)", r"finite reach above 0, got \(0.0,\)"),
         ("(0.1,)", '(float("inf"),)', "finite reach above 0"),
+        ("(0.1,)", "(10**400,)", "finite reach above 0"),
+        ("(0.1,)", "(True,)", "finite reach above 0"),
         ("s[0])", "s[0] + 1e-3)", "the given parameters at shift 0, got other numbers"),
         ("p._replace(high=p.high + s[0])", "p.high", "the types of fallback_params"),
         ("p.high + s[0]", "p.high + float(s[0])", "a pure function of JAX arrays"),
