@@ -48,7 +48,6 @@ class Moved(NamedTuple):
     penalty: Float[Array, ""]
     """Σ relu(1 − margin/least)² over the limits."""
     violated: Bool[Array, ""]
-    terminated: Bool[Array, ""]
     ended: Bool[Array, ""]
     """Whether the step ended the episode, also by the time limit."""
 
@@ -106,7 +105,6 @@ def move(setting: Setting, copy: Copy, output: Float[Array, " U"], key: PRNGKeyA
         score=points(plant, now.reward),
         penalty=jnp.sum(lacks(now.margins, setting.shield, config.margin) ** 2),
         violated=jnp.any(now.margins < 0),
-        terminated=now.terminated,
         ended=ended,
     )
 

@@ -112,7 +112,6 @@ class Rows(NamedTuple):
     """Inputs of the critic after the step, before a new start."""
     taken_over: Bool[Array, "*n"]
     violated: Bool[Array, "*n"]
-    terminated: Bool[Array, "*n"]
     ended: Bool[Array, "*n"]
 
 
@@ -153,13 +152,16 @@ def advantages(
 ) -> Float[Array, "T N"]:
     """Return the generalised advantages, in points of score.
 
-    δ(t) = r(t) + γ (1 − terminated(t)) V(t+1) − V(t);  A(t) = δ(t) + γ λ (1 − ended(t)) A(t+1)
+    δ(t) = r(t) + γ (1 − ended(t)) V(t+1) − V(t);  A(t) = δ(t) + γ λ (1 − ended(t)) A(t+1)
+
+    The time limit ends an episode like a termination, because the score counts one episode and the critic observes the
+    time.
 
     Args:
         value: V before each step.
         after: V after each step, before a new start.
     """
-    delta = rows.reward + config.discount * jnp.where(rows.terminated, 0.0, after) - value
+    delta = rows.reward + config.discount * jnp.where(rows.ended, 0.0, after) - value
 
     def back(following: Float[Array, " N"], now: Any) -> Any:
         delta, ended = now
@@ -233,7 +235,6 @@ def _run(
             after=known(plant, moved.after),
             taken_over=moved.after.memory.handed_over,
             violated=moved.violated,
-            terminated=moved.terminated,
             ended=moved.ended,
         )
 

@@ -11,9 +11,22 @@ import numpy as np
 import pytest
 
 from benchmarks.cartpole.online import SEEDS, learned, mean_return
-from neorl_core.online.copies import move, points, start
+from neorl_core.online.copies import known, move, points, start
 from neorl_core.online.learner import Setting, composite_of, first_actor, lacks, observe, without_rows
-from neorl_core.online.ppo import Config, Rows, Weights, _run, _scales, advantages, algorithm, log_density, surrogate
+from neorl_core.online.ppo import (
+    Config,
+    Rows,
+    Weights,
+    _run,
+    _scales,
+    _value,
+    advantages,
+    algorithm,
+    init,
+    log_density,
+    surrogate,
+    update,
+)
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import clip_to, rollouts
 from neorl_core.safety.composite import composite_controller, unshielded_controller
@@ -45,15 +58,32 @@ def rows(**given: Any) -> Rows:
 
 
 def test_advantages_by_hand() -> None:
-    # γ = 0.5 and λ = 0.5. The first copy runs on; the second is cut by the time limit; the third has terminated.
-    reward = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]])
-    value, after = jnp.array([[4.0] * 3, [6.0] * 3]), jnp.array([[6.0, 8.0, 8.0], [10.0] * 3])
-    ended = jnp.array([[False, True, True], [False] * 3])
-    terminated = jnp.array([[False, False, True], [False] * 3])
-    taken = rows(reward=reward, terminated=terminated, ended=ended)
+    # γ = 0.5 and λ = 0.5. The episode of the first copy goes on; that of the second has ended.
+    reward = jnp.array([[1.0, 1.0], [2.0, 2.0]])
+    value, after = jnp.array([[4.0] * 2, [6.0] * 2]), jnp.array([[6.0, 8.0], [10.0] * 2])
+    taken = rows(reward=reward, ended=jnp.array([[False, True], [False] * 2]))
     found = advantages(taken, value, after, FEW._replace(discount=0.5, decay=0.5))
-    # Last row: 2 + 0.5 · 10 − 6 = 1. First row: 1 + 0.5 · 6 − 4 + 0.25 · 1 = 0.25; 1 + 4 − 4 = 1; 1 − 4 = −3.
-    np.testing.assert_allclose(found, [[0.25, 1.0, -3.0], [1.0, 1.0, 1.0]])
+    # Last row: 2 + 0.5 · 10 − 6 = 1. First row: 1 + 0.5 · 6 − 4 + 0.25 · 1 = 0.25; 1 − 4 = −3.
+    np.testing.assert_allclose(found, [[0.25, -3.0], [1.0, 1.0]])
+
+
+@pytest.mark.slow
+def test_the_critic_learns_the_value_of_one_episode() -> None:
+    # 5 points a step and γ = 0.99: 5 (1 − γᵀ) / (1 − γ) = 226.4 for T = 60 steps; without an end of the episode, 500.
+    low, high = LINEAR.spec.score_range
+
+    def step(*given: Any) -> Any:
+        state, now = LINEAR.step(*given)
+        return state, now._replace(reward=jnp.asarray(0.05 * (high - low)))
+
+    config = Config(copies=8, steps=60, epochs=4, parts=4, hidden=(16,), lr=3e-3, warm_up_updates=2, margin_weight=0.0)
+    found = setting(LINEAR._replace(step=step), config)
+    keys = jax.random.split(jax.random.key(1), 100)
+    state = init(jax.random.key(0), found)
+    state = jax.jit(lambda s: jax.lax.scan(lambda s, k: (update(s, found, k, False)[0], None), s, keys)[0])(state)
+    starts = jax.vmap(partial(start, found))(jax.random.split(jax.random.key(5), 16))
+    value = _value(state.scales, state.weights.critic, jax.vmap(partial(known, found.plant))(starts))
+    np.testing.assert_allclose(value, 5 * (1 - 0.99**60) / 0.01, rtol=0.1)
 
 
 def test_the_surrogate_rewards_no_larger_change() -> None:
@@ -133,7 +163,6 @@ def test_a_copy_restarts_after_its_last_step() -> None:
     for t in range(LINEAR.spec.horizon):
         moved = step(copy, jnp.zeros(1), jax.random.fold_in(jax.random.key(8), t))
         assert bool(moved.ended) is (t == LINEAR.spec.horizon - 1)
-        assert not moved.terminated
         copy = moved.copy
     assert (int(copy.time), int(moved.after.time)) == (0, LINEAR.spec.horizon)
     assert 0.1 < abs(float(copy.observation[0])) < 2.0
