@@ -107,7 +107,7 @@ ATTACKS = {
     "target of an accelerator": (custom("cu_own_ffi"), "'cu_own_ffi', which JAX does not make"),
     "target with a space": (custom("Qr xla_ffi_python_cpu_callback"), "which JAX does not make"),
     "allowed name in an attribute": (custom("own", ', x = "stablehlo.custom_call @Qr"'), "'own', which JAX does not"),
-    "unwritable name": (custom("\\FF"), "no valid StableHLO"),
+    "unwritable name": (custom("\\FF"), "a part that cannot be checked"),
     "composite": (
         own(
             f'%0 = stablehlo.composite "own.op" %a {{decomposition = @f}} : ({T}) -> {T}',
@@ -237,7 +237,7 @@ def test_deep_regions_are_refused() -> None:
         ({"module_kept_var_idx": ()}, "other arguments"),
         ({"module_kept_var_idx": (7,)}, "other arguments"),
         ({"out_avals": ()}, "other arguments or results"),
-        ({"mlir_module_serialized": b"garbage"}, "no valid StableHLO"),
+        ({"mlir_module_serialized": b"garbage"}, "a part that cannot be checked"),
     ],
 )
 def test_fields_that_contradict_the_module_are_refused(fields: dict[str, Any], reason: str) -> None:
