@@ -113,6 +113,7 @@ def chosen(
     try:
         check_actions(learner, spec)
         config = configure(learner, {**(given.hyperparameters if given else {}), **(overrides or {})}, length)
+        LEARNERS[name].check(config)
         plan = loop.schedule(length, CHUNK, 1, warm_up_updates(learner, config))
     except ValueError as error:
         raise BadInput(str(error)) from error

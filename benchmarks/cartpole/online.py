@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.cartpole.plant import PLANT
 from benchmarks.pages import ROOT
 from neorl_core.online.learner import Setting, composite_of, observe, without_rows
-from neorl_core.online.ppo import Config, algorithm
+from neorl_core.online.ppo import LEARNER, Config
 from neorl_core.plants.base import rollouts
 from neorl_core.safety.composite import Composite, unshielded_controller
 from neorl_core.safety.shield import default_shield
@@ -45,7 +45,7 @@ UNKNOWN = PLANT._replace(fallback=IN_TURN, fallback_params=())
 def learned(seed: int) -> Composite:
     """Return a policy that was learned in `STEPS` steps, without a shield."""
     setting = Setting(UNKNOWN, default_shield(UNKNOWN.spec), observe(UNKNOWN, jax.random.key(seed)), CONFIG)
-    learner = algorithm(setting)
+    learner = LEARNER.bind(setting)
     alone = learner._replace(update=learner.warm_up or learner.update, warm_up=None)
     fresh = init_population(alone, UNKNOWN.spec, CONFIG, [Member(0, seed, {})])
     end = train(alone, fresh, without_rows(UNKNOWN.spec), schedule(UPDATES, UPDATES, 1), 1)

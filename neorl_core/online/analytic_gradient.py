@@ -10,15 +10,14 @@ choice, and computes the rest of the step again.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, actor_apply
-from neorl_core.online.learner import Learner, Setting, composite_of, first_actor, lacks
+from neorl_core.networks import Normaliser
+from neorl_core.online.learner import Learner, Setting, composite_of, first_actor, lacks, without_plant
 from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import (
     composite_controller,
@@ -28,7 +27,7 @@ from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
-from neorl_core.types import Params, PlantSpec, Transition
+from neorl_core.types import Params
 
 
 class Config(NamedTuple):
@@ -126,33 +125,18 @@ def update(state: State, setting: Setting, key: PRNGKeyArray, protected: bool) -
     return state._replace(actor=actor, optimiser=optimiser), found
 
 
-def algorithm(setting: Setting) -> Algorithm:
-    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches."""
-    plant, shield, normaliser, settings = setting
-
-    def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-        return init(key, Setting(plant, shield, normaliser, config))
-
-    def taken(protected: bool, state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        config = settings._replace(**state.hyper)
-        return update(state, Setting(plant, state.shield, state.normaliser, config), key, protected)
-
-    return UNBOUND._replace(init=fresh, update=partial(taken, True), warm_up=partial(taken, False))
-
-
-def _without_plant(*_: Any) -> Any:
-    raise TypeError("this learner needs a plant: call analytic_gradient.algorithm first")
-
-
-UNBOUND = Algorithm(
-    name="analytic_gradient",
-    Config=Config,
-    batches_per_update=1,
-    init=_without_plant,
-    update=_without_plant,
-    act=lambda state, inputs: actor_apply(state.actor, inputs),
-    actor=lambda state: state.actor,
-    warm_up=_without_plant,
-    usual_updates=600,
+LEARNER = Learner(
+    Algorithm(
+        name="analytic_gradient",
+        Config=Config,
+        batches_per_update=1,
+        init=without_plant,
+        update=without_plant,
+        act=without_plant,
+        actor=lambda state: state.actor,
+        warm_up=without_plant,
+        usual_updates=600,
+    ),
+    init,
+    update,
 )
-LEARNER = Learner(UNBOUND, algorithm)

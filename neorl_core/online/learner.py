@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, Policy, actor_init
+from neorl_core.networks import Normaliser, Policy, actor_apply, actor_init, mlp_apply
 from neorl_core.plants.base import clip_to, rollouts
 from neorl_core.safety.composite import Composite, correction_inputs, make_composite
 from neorl_core.safety.shield import ShieldParams
 from neorl_core.training.loop import TrainingRows, resident
-from neorl_core.training.population import Algorithm
+from neorl_core.training.population import Algorithm, Metrics
 from neorl_core.types import Params, Plant, PlantSpec, Transition, varies
 
 CHUNK = 50
@@ -45,9 +45,43 @@ class Learner(NamedTuple):
     """A learner that learns in a simulator."""
 
     unbound: Algorithm
-    """Name and settings. The functions need a plant: only those of `bind` can be called."""
-    bind: Callable[[Setting], Algorithm]
-    """Return the learner for a plant, in the interface of offline algorithms. It ignores the batches."""
+    """Name, settings and `actor`. The other functions need a plant: only those of `bind` can be called."""
+    init: Callable[[PRNGKeyArray, Setting], Any]
+    """Return the initial training state, which holds `shield`, `normaliser` and `hyper`."""
+    update: Callable[[Any, Setting, PRNGKeyArray, bool], tuple[Any, Metrics]]
+    """(state, setting, key, protected) -> (state, metrics); `protected` if the composite runs."""
+    check: Callable[[Any], None] = lambda config: None
+    """Raise ValueError if settings contradict one another."""
+
+    def bind(self, setting: Setting) -> Algorithm:
+        """Return the learner for a plant, in the interface of offline algorithms. It ignores the batches.
+
+        Raises:
+            ValueError: if settings contradict one another.
+        """
+        plant, shield, normaliser, settings = setting
+        self.check(settings)
+        discrete = normaliser.choices is not None
+
+        def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Any) -> Any:
+            return self.init(key, Setting(plant, shield, normaliser, config))
+
+        def taken(protected: bool, state: Any, batches: Transition, key: PRNGKeyArray) -> tuple[Any, Metrics]:
+            config = settings._replace(**state.hyper)
+            return self.update(state, Setting(plant, state.shield, state.normaliser, config), key, protected)
+
+        return self.unbound._replace(
+            init=fresh,
+            update=partial(taken, True),
+            warm_up=partial(taken, False),
+            act=lambda state, inputs: (mlp_apply if discrete else actor_apply)(self.unbound.actor(state), inputs),
+            discrete=discrete,
+        )
+
+
+def without_plant(*_: Any) -> Any:
+    """Stand for the functions of a learner without a plant."""
+    raise TypeError("this learner needs a plant: call Learner.bind first")
 
 
 def observe(plant: Plant, key: PRNGKeyArray) -> Normaliser:

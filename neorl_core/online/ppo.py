@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.networks import Normaliser, actor_apply, mlp_apply, normalise, to_unit, value_init
+from neorl_core.networks import Normaliser, mlp_apply, normalise, to_unit, value_init
 from neorl_core.online.copies import Copy, known, move, points, start
-from neorl_core.online.learner import Learner, Setting, first_actor
+from neorl_core.online.learner import Learner, Setting, first_actor, without_plant
 from neorl_core.safety.shield import ShieldParams
 from neorl_core.training import optimisers
 from neorl_core.training.optimisers import Optimiser, Recipe
 from neorl_core.training.population import Algorithm, Hyperparameters, Metrics, hyperparameters
-from neorl_core.types import Params, PlantSpec, Transition, varies
+from neorl_core.types import Params, varies
 
 FARTHEST = 10.0
 """Largest absolute normalised input of the critic."""
@@ -291,47 +291,26 @@ def _loss(
     return 0.5 * error - jnp.mean(surrogate(ratio, advantage, clip)), metrics
 
 
-def algorithm(setting: Setting) -> Algorithm:
-    """Return the learner for one plant, in the interface of offline algorithms; it uses no batches.
-
-    Raises:
-        ValueError: if an update has fewer rows than parts.
-    """
-    plant, shield, normaliser, settings = setting
-    discrete = normaliser.choices is not None
-    if settings.parts > (count := settings.steps * settings.copies):
-        raise ValueError(f"parts is {settings.parts}, but an update has only {count} rows: reduce parts")
-
-    def fresh(key: PRNGKeyArray, spec: PlantSpec, config: Config) -> State:
-        return init(key, Setting(plant, shield, normaliser, config))
-
-    def taken(protected: bool, state: State, batches: Transition, key: PRNGKeyArray) -> tuple[State, Metrics]:
-        config = settings._replace(**state.hyper)
-        return update(state, Setting(plant, state.shield, state.normaliser, config), key, protected)
-
-    return UNBOUND._replace(
-        init=fresh,
-        update=partial(taken, True),
-        warm_up=partial(taken, False),
-        act=lambda state, inputs: (mlp_apply if discrete else actor_apply)(state.weights.actor, inputs),
-        discrete=discrete,
-    )
+def check(config: Config) -> None:
+    """Raise ValueError if an update has fewer rows than parts."""
+    if config.parts > (count := config.steps * config.copies):
+        raise ValueError(f"parts is {config.parts}, but an update has only {count} rows: reduce parts")
 
 
-def _without_plant(*_: Any) -> Any:
-    raise TypeError("this learner needs a plant: call ppo.algorithm first")
-
-
-UNBOUND = Algorithm(
-    name="ppo",
-    Config=Config,
-    batches_per_update=1,
-    init=_without_plant,
-    update=_without_plant,
-    act=_without_plant,
-    actor=lambda state: state.weights.actor,
-    warm_up=_without_plant,
-    usual_updates=120,
-    discrete=None,
+LEARNER = Learner(
+    Algorithm(
+        name="ppo",
+        Config=Config,
+        batches_per_update=1,
+        init=without_plant,
+        update=without_plant,
+        act=without_plant,
+        actor=lambda state: state.weights.actor,
+        warm_up=without_plant,
+        usual_updates=120,
+        discrete=None,
+    ),
+    init,
+    update,
+    check,
 )
-LEARNER = Learner(UNBOUND, algorithm)

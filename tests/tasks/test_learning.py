@@ -121,6 +121,7 @@ def test_the_learner_comes_from_the_file_or_the_options(project: Path) -> None:
         ("td3_bc", None, {}, "td3_bc is no learner that learns in a simulator: choose analytic_gradient or ppo"),
         ("analytic_gradient", None, {}, "cannot learn the discrete actions of pumping_station: choose ppo"),
         ("ppo", None, {"clip": 0.0}, "clip of ppo must be above 0"),
+        ("ppo", None, {"parts": 100_000, "copies": 4, "steps": 8}, "parts is 100000, but an update has only 32 rows"),
         ("ppo", 10, {"warm_up_updates": 10}, "the warm-up alone needs 10 updates"),
     ],
 )

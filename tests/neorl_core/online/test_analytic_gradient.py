@@ -12,7 +12,7 @@ import pytest
 from jax.extend import core
 
 from neorl_core.control.offset import Offset, shift_offset, with_offset
-from neorl_core.online.analytic_gradient import Config, State, algorithm, bounded_mean, init, loss
+from neorl_core.online.analytic_gradient import LEARNER, Config, State, bounded_mean, init, loss
 from neorl_core.online.learner import Setting, composite_of, observe, without_rows
 from neorl_core.plants import PLANTS
 from neorl_core.plants.base import rollout, rollouts
@@ -20,7 +20,7 @@ from neorl_core.safety.composite import composite_controller, unshielded_control
 from neorl_core.safety.shield import default_shield
 from neorl_core.training.loop import RunState, schedule, train
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import Member, configure, init_population, make_train_chunk, warm_up_updates
+from neorl_core.training.population import Member, configure, init_population, warm_up_updates
 from neorl_core.types import Constraint, Controller, Plant, PlantSpec, SetPoints, Space, Timestep
 
 SMOOTH = ("hvac_control", "steel_annealing", "chemical_reactor", "double_mass", "water_treatment")
@@ -118,7 +118,7 @@ def setting(plant: Plant, **changes: Any) -> tuple[Setting, State]:
 
 def trained(found: Setting, updates: int, seeds: int = 1, **how: Any) -> RunState:
     """Train members with the seeds from 0."""
-    learner = algorithm(found)
+    learner = LEARNER.bind(found)
     fresh = init_population(learner, found.plant.spec, found.config, [Member(i, i, {}) for i in range(seeds)])
     plan = schedule(updates, 2, 1, found.config.warm_up_updates)
     return train(learner, fresh, without_rows(found.plant.spec), plan, 1, **how)
@@ -235,33 +235,6 @@ def test_large_and_infinite_gradients_are_bounded_by_the_median() -> None:
     assert float(finite) == 1.0
 
 
-@pytest.mark.parametrize("plant", [LINEAR, SHIFTED], ids=lambda plant: plant.spec.name)
-def test_a_resumed_run_gives_the_same_bits(plant: Plant) -> None:
-    found, _ = setting(plant, episodes=4, warm_up_updates=2)
-    stored: list[RunState] = []
-    whole = trained(found, 6, report=lambda state, updates: stored.append(jax.tree.map(np.asarray, state)))
-    assert [state.done for state in stored] == [0, 2, 4, 6]
-    for begun in stored[1:3]:
-        again = trained(found, 6, resume=lambda fresh, begun=begun: begun)
-        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("plant", [LINEAR, SHIFTED], ids=lambda plant: plant.spec.name)
-def test_two_chunks_share_one_program_and_members_differ(plant: Plant) -> None:
-    found, _ = setting(plant, episodes=4, warm_up_updates=1)
-    learner = algorithm(found)
-    fresh = init_population(learner, plant.spec, found.config, [Member(i, i, {"margin": 0.1}) for i in range(2)])
-    advance: Any = make_train_chunk(learner, 1, 1, 1)
-    state = fresh
-    for _ in range(3):
-        state, metrics = advance(state, without_rows(plant.spec).at(0))
-    assert advance._cache_size() == 1
-    assert not np.array_equal(*metrics["score"])
-    for leaf, same in zip(jax.tree.leaves(state.learner.shield), jax.tree.leaves(fresh.learner.shield), strict=True):
-        np.testing.assert_array_equal(leaf, same)
-
-
 def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
     found, _ = setting(LINEAR, episodes=4, warm_up_updates=2)
     nowhere = jnp.asarray([1e6])
@@ -282,7 +255,7 @@ def test_episodes_that_are_not_finite_count_in_their_share_only() -> None:
 
 
 def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
-    learner = algorithm(setting(LINEAR)[0])
+    learner = LEARNER.bind(setting(LINEAR)[0])
     usual, short = (configure(learner, {}, updates) for updates in (600, 100))
     assert (warm_up_updates(learner, usual), usual.recipe.steps) == (300, 600)
     assert (warm_up_updates(learner, short), short.recipe.steps) == (50, 100)

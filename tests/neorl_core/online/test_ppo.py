@@ -14,6 +14,7 @@ from benchmarks.cartpole.online import SEEDS, learned, mean_return
 from neorl_core.online.copies import known, move, points, start
 from neorl_core.online.learner import Setting, composite_of, first_actor, lacks, observe, without_rows
 from neorl_core.online.ppo import (
+    LEARNER,
     Config,
     Rows,
     Weights,
@@ -21,7 +22,6 @@ from neorl_core.online.ppo import (
     _scales,
     _value,
     advantages,
-    algorithm,
     init,
     log_density,
     surrogate,
@@ -33,7 +33,7 @@ from neorl_core.safety.composite import composite_controller, unshielded_control
 from neorl_core.safety.shield import default_shield
 from neorl_core.training.loop import RunState, schedule, train
 from neorl_core.training.optimisers import Recipe
-from neorl_core.training.population import Member, configure, init_population, make_train_chunk
+from neorl_core.training.population import Member, configure, init_population
 from neorl_core.types import Plant
 from tests.neorl_core.online.test_analytic_gradient import IDLE, LINEAR, SHIFTED, riccati_gain
 
@@ -46,7 +46,7 @@ def setting(plant: Plant, config: Config) -> Setting:
 
 
 def trained(found: Setting, updates: int, seeds: int = 1, chunk: int = 2, **how: Any) -> RunState:
-    learner = algorithm(found)
+    learner = LEARNER.bind(found)
     fresh = init_population(learner, found.plant.spec, found.config, [Member(i, i, {}) for i in range(seeds)])
     plan = schedule(updates, chunk, 1, found.config.warm_up_updates)
     return train(learner, fresh, without_rows(found.plant.spec), plan, 1, **how)
@@ -195,30 +195,6 @@ def test_log_densities_are_those_of_a_normal_distribution() -> None:
     np.testing.assert_allclose(density, [-0.5 - np.log(0.5), -2.0 - np.log(0.5)], rtol=1e-5)
 
 
-@pytest.mark.parametrize("plant", [LINEAR, PUMPS, SHIFTED], ids=["linear", "pumping_station", "shifted"])
-def test_a_resumed_run_gives_the_same_bits(plant: Plant) -> None:
-    found = setting(plant, FEW)
-    stored: list[RunState] = []
-    whole = trained(found, 6, report=lambda state, updates: stored.append(jax.tree.map(np.asarray, state)))
-    assert [state.done for state in stored] == [0, 2, 4, 6]
-    for begun in stored[1:3]:
-        again = trained(found, 6, resume=lambda fresh, begun=begun: begun)
-        for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
-def test_two_chunks_share_one_program_and_members_differ() -> None:
-    found = setting(LINEAR, FEW)
-    learner = algorithm(found)
-    fresh = init_population(learner, LINEAR.spec, found.config, [Member(i, i, {"margin": 2.0}) for i in range(2)])
-    advance: Any = make_train_chunk(learner, 1, 1, 1)
-    state = fresh
-    for _ in range(3):
-        state, metrics = advance(state, without_rows(LINEAR.spec).at(0))
-    assert advance._cache_size() == 1
-    assert not np.array_equal(*metrics["score"])
-
-
 def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
     found = setting(LINEAR, FEW)
     nowhere = jnp.asarray([1e6])
@@ -228,7 +204,7 @@ def test_only_the_updates_after_the_warm_up_run_behind_the_shield() -> None:
 
 
 def test_schedule_and_warm_up_fit_the_length_of_a_run() -> None:
-    learner = algorithm(setting(LINEAR, FEW))
+    learner = LEARNER.bind(setting(LINEAR, FEW))
     config = configure(learner, {"epochs": 3, "parts": 2}, 50)
     share = Config().warm_up_updates / learner.usual_updates
     assert (config.warm_up_updates, config.recipe.steps) == (round(share * 50), 50)
