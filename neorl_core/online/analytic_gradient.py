@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from neorl_core.networks import Normaliser
-from neorl_core.online.learner import Learner, Setting, composite_of, first_actor, lacks, without_plant
+from neorl_core.online.learner import Learner, Setting, composite_of, first_actor, shortfalls, without_plant
 from neorl_core.plants.base import rollout
 from neorl_core.safety.composite import (
     composite_controller,
@@ -43,7 +43,7 @@ class Config(NamedTuple):
     margin: float = 1.2
     """Margin below which a step is penalised, as a multiple of the shield's buffer."""
     margin_weight: float = 100.0
-    """Points of score that an episode loses for a step on a limit; the loss grows with the square of the lack."""
+    """Points of score that an episode loses for a step on a limit; the loss grows with the square of the shortfall."""
 
 
 class State(NamedTuple):
@@ -78,8 +78,8 @@ def loss(actor: Params, setting: Setting, key: PRNGKeyArray, protected: bool) ->
     params = composite_of(actor, setting)
     key_constants, key_run = jax.random.split(key)
     trace = rollout(plant, controller, params, key_run, plant.sample_params(key_constants, plant.domain), True)
-    lack = lacks(trace.margins, setting.shield, config.margin)
-    penalty = jnp.sum(jnp.where(trace.alive[:, None], lack, 0.0) ** 2)
+    shortfall = shortfalls(trace.margins, setting.shield, config.margin)
+    penalty = jnp.sum(jnp.where(trace.alive[:, None], shortfall, 0.0) ** 2)
     low, high = plant.spec.score_range
     score = (jnp.sum(trace.rewards) - low) / (high - low) * 100.0
     taken = jnp.sum(trace.handed_over) / jnp.sum(trace.alive)

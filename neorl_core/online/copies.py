@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from neorl_core.online.learner import Setting, composite_of, lacks
+from neorl_core.online.learner import Setting, composite_of, shortfalls
 from neorl_core.plants.base import clip_to
 from neorl_core.safety.composite import (
     PolicyState,
@@ -103,7 +103,7 @@ def move(setting: Setting, copy: Copy, output: Float[Array, " U"], key: PRNGKeyA
         copy=jax.tree.map(lambda new, old: jnp.where(ended, new, old), fresh, after),
         after=after,
         score=points(plant, now.reward),
-        penalty=jnp.sum(lacks(now.margins, setting.shield, config.margin) ** 2),
+        penalty=jnp.sum(shortfalls(now.margins, setting.shield, config.margin) ** 2),
         violated=jnp.any(now.margins < 0),
         ended=ended,
     )

@@ -144,7 +144,7 @@ def without_rows(spec: PlantSpec) -> TrainingRows:
     return resident(Transition(observation, action, number, number, observation, number))
 
 
-def lacks(margins: Float[Array, "*n K"], shield: ShieldParams, factor: float | Array) -> Float[Array, "*n K"]:
+def shortfalls(margins: Float[Array, "*n K"], shield: ShieldParams, factor: float | Array) -> Float[Array, "*n K"]:
     """Return relu(1 − margin / (factor · buffer)) of each limit.
 
     Args:

@@ -2,7 +2,8 @@
 
 Schulman et al. 2017 (arXiv 1707.06347), with generalised advantages (Schulman et al. 2016, arXiv 1506.02438). The
 network's output is sampled, and the composite turns the output into an action, so shield and plant's controller are
-part of the environment. The critic observes the simulator's true state (asymmetric actor-critic of Pinto et al. 2018,
+part of the environment. For a discrete action, the loss rates the preferred choice, even if shield or dwell time
+execute another choice. The critic observes the simulator's true state (asymmetric actor-critic of Pinto et al. 2018,
 arXiv 1710.06542).
 """
 

@@ -142,15 +142,15 @@ def _moved(
     return plant.fallback.act(params, answer.before, answer.observation, answer.applied)
 
 
-def _liked(
+def _ratings(
     composite: Composite, seen: Float[Array, " S"], memory: Params, command: Float[Array, " A"]
 ) -> Float[Array, " C"]:
     """Return the policy's preference of each choice."""
     assert composite.policy is not None
     if composite.correction is None:
         return preferences(composite.policy, seen)
-    liked = preferences(composite.policy, correction_inputs(seen, memory, command))
-    return liked + composite.correction * to_unit(composite.policy.normaliser, command)
+    ratings = preferences(composite.policy, correction_inputs(seen, memory, command))
+    return ratings + composite.correction * to_unit(composite.policy.normaliser, command)
 
 
 def _all_finite(tree: Params) -> Bool[Array, ""]:
@@ -203,7 +203,7 @@ def _trusted(
 
 def _best_choice(
     composite: Composite,
-    liked: Float[Array, " C"],
+    ratings: Float[Array, " C"],
     applied: Float[Array, " A"],
     since: Params,
     trusted: Callable[[Float[Array, " A"], Params], Bool[Array, ""]],
@@ -222,8 +222,8 @@ def _best_choice(
         return had & trusted(choice, dwell_count(shield, since, applied, choice))
 
     allowed = jax.vmap(possible)(choices)
-    best = jnp.argmax(jnp.where(allowed, liked, -jnp.inf))
-    return choices[best], jnp.all(jnp.isfinite(liked)) & jnp.any(allowed)
+    best = jnp.argmax(jnp.where(allowed, ratings, -jnp.inf))
+    return choices[best], jnp.all(jnp.isfinite(ratings)) & jnp.any(allowed)
 
 
 def _with_history(
@@ -252,7 +252,8 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
     4. After `hold` steps, the policy regains control if the predicted margins exceed the buffer by `return_buffer` (for
        a log-only plant: within `return_radius`).
 
-    Fallback and history receive every observation and the applied action, so a hand-over causes no jump.
+    Fallback and history receive every observation and the applied action, so a hand-over causes no jump. After a policy
+    that moved set points, the fallback returns to its own set points.
 
     Args:
         plant: supplies the prediction model and the fallback; log-only plants use the composite's fallback.
@@ -299,9 +300,9 @@ def composite_controller(plant: Plant | Process, propose: Propose = policy_act) 
             kept = memory
             trusted = partial(_trusted, plant, composite)
             if shield.dwell is not None:
-                liked = _liked(composite, stacked, memory, _finite_action(shield, command))
+                ratings = _ratings(composite, stacked, memory, _finite_action(shield, command))
                 choose = partial(trusted, memory, observation, state.handed_over)
-                chosen, sound = _best_choice(composite, liked, applied, since, choose)
+                chosen, sound = _best_choice(composite, ratings, applied, since, choose)
             else:
                 if composite.moves_fallback:
                     answer = _Answer(before, observation, applied, memory, _finite_action(shield, command))
@@ -356,8 +357,8 @@ def unshielded_controller(plant: Plant) -> Controller:
                 answer = _Answer(memory, observation, applied, following, command)
                 memory, action = _moved(plant, composite, seen, answer)
             else:
-                liked = _liked(composite, seen, following, jnp.round(command))
-                memory, action = following, to_physical(composite.policy.normaliser, liked)
+                ratings = _ratings(composite, seen, following, jnp.round(command))
+                memory, action = following, to_physical(composite.policy.normaliser, ratings)
         else:
             action = policy_act(composite.policy, seen)
         return (memory, () if composite.history is None else seen), action

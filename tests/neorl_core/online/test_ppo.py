@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.cartpole.online import SEEDS, learned, mean_return
 from neorl_core.online.copies import known, move, points, start
-from neorl_core.online.learner import Setting, composite_of, first_actor, lacks, observe, without_rows
+from neorl_core.online.learner import Setting, composite_of, first_actor, observe, shortfalls, without_rows
 from neorl_core.online.ppo import (
     LEARNER,
     Config,
@@ -99,7 +99,7 @@ def test_a_margin_is_a_multiple_of_the_buffer() -> None:
     margins = jnp.array([[4.0, 2.0, -1.0], [1.0, 10.0, 1.0], [-4.0, 0.0, 0.0]])
     # Penalised below margins of 4 and 10, and of 0.25 for the limit without a buffer.
     expected = np.array([[0.0, 0.8, 5.0], [0.75, 0.0, 0.0], [2.0, 1.0, 1.0]])
-    np.testing.assert_allclose(lacks(margins, shield, 2.0), expected, rtol=1e-6)
+    np.testing.assert_allclose(shortfalls(margins, shield, 2.0), expected, rtol=1e-6)
 
 
 def test_scales_by_hand() -> None:
